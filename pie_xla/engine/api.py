@@ -1,0 +1,138 @@
+"""What the process layer says to the engine, and what it hears back: plain frozen data, no behaviour."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pie_xla.errors import PieError
+from pie_xla.eta.types import Program
+
+
+class PassError(PieError):
+    """A pass that ran and failed, or was dropped: its cause, and where the author submitted it.
+
+    The pass committed nothing: its working sets are as before, and whatever depended on it fails with the same cause.
+    """
+
+    def __init__(self, cause: str, line: str | None = None) -> None:
+        super().__init__(cause if line is None else f"{cause} (pass submitted at {line})")
+        self.cause = cause
+        self.line = line
+
+
+class Geometry(enum.Enum):
+    """How a pass's tokens meet the state."""
+
+    FOLD = "fold"  # appended, and final
+    READ = "read"  # attends and leaves nothing behind
+
+
+@dataclass(frozen=True)
+class FromTicket:
+    """Tokens taken from a result of an earlier pass, on the device: result `index` of `ticket` (i32 or u32, n elements = n tokens)."""
+
+    ticket: int
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class FromChannel:
+    """Tokens taken from a channel on the device: the front cell is consumed (i32 or u32, n elements = n tokens)."""
+
+    channel: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a pass: its working set (None: a state-less model) and its new tokens."""
+
+    set: int | None
+    tokens: tuple[int, ...] | FromTicket | FromChannel
+
+
+@dataclass(frozen=True)
+class PassRequest:
+    """A forward pass to run once.
+
+    Attributes:
+        rows: at least one; each set at most once.
+        readout: per row, the indices within the row's new tokens whose outputs are wanted; None means the last token of each row.
+        program: the epilogue, traced for `len(rows)` rows; None runs the model and returns an empty tuple.
+        params: one array per `program.params`, with its dtype (bool as bool) and shape.
+        channels: one channel handle per `program.channels`.
+        line: the author's `file:line`, for errors.
+    """
+
+    rows: tuple[Row, ...]
+    geometry: Geometry = Geometry.FOLD
+    readout: tuple[tuple[int, ...], ...] | None = None
+    program: Program | None = None
+    params: tuple[np.ndarray, ...] = ()
+    channels: tuple[int, ...] = ()
+    line: str | None = None
+
+
+Event = Callable[[int, "tuple[np.ndarray, ...] | PassError"], None]
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one client may hold at once; beyond it a call is refused by name."""
+
+    sets: int = 4096
+    pipelines: int = 1024
+    channels: int = 1024
+    queued_passes: int = 4096
+    device_words: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Sizes that decide executables and memory. Every padded size comes from here through `Buckets`.
+
+    Attributes:
+        state_bytes: bytes for all state pools together; None sizes them from free memory.
+        decode_rows: row buckets of one-token launches.
+        prefill: (rows, tokens per row) buckets of longer launches.
+        word_count: u32 words of the device register file (outputs and channel cells).
+        depth: plans in flight at once; 2 dispatches step N+1 before step N is read.
+        gather_seconds: longest wait of an idle device for processes that were just answered.
+        strict: one decode and one prefill shape only, so that results are bit-equal alone and batched.
+        fuse_after: launches filled by one program alone before its fused step is compiled; 0 never fuses.
+        max_program_cost: largest static cost (element operations per pass) that is admitted.
+        max_program_bytes: largest temporary memory of a program executable that is admitted.
+    """
+
+    state_bytes: int | None = None
+    decode_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    prefill: tuple[tuple[int, int], ...] = ((1, 16), (1, 64), (1, 256), (8, 16), (16, 16))
+    word_count: int = 1 << 21
+    depth: int = 2
+    gather_seconds: float = 0.006
+    strict: bool = False
+    fuse_after: int = 256
+    max_program_cost: int = 20_000_000_000
+    max_program_bytes: int = 1 << 30
+    quota: Quota = field(default_factory=Quota)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A lowered model with its weights on the device.
+
+    Attributes:
+        name: as users call it.
+        lowered: `poem.lower.LoweredModel`.
+        params: dotted path -> array, exactly `lowered.params`.
+        key: digest of everything that decides the step's executable (config, poem source, dtype, kernel, mesh); keys the executable store.
+    """
+
+    name: str
+    lowered: Any
+    params: Mapping[str, Any]
+    key: str
