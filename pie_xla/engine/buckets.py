@@ -1,0 +1,58 @@
+"""The one owner of padded sizes. Scheduler, warm-up and compiler all ask here, so a size nobody planned cannot arise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pie_xla.engine.api import EngineOptions
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """The padded shape of a launch: B rows of at most Q new tokens, R readout positions."""
+
+    rows: int
+    tokens: int
+    readouts: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.tokens}" + ("" if self.readouts == self.rows else f"r{self.readouts}")
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.tokens
+
+
+class Buckets:
+    """Every bucket this engine may launch."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        decode = sorted(set(options.decode_rows))
+        prefill = sorted(set(options.prefill), key=lambda s: (s[0] * s[1], s))
+        if options.strict:
+            decode, prefill = decode[-1:], [max((s for s in prefill if s[0] == 1), key=lambda s: s[1])]
+        self.decode = tuple(Bucket(b, 1, b) for b in decode)
+        self.prefill = tuple(Bucket(b, q, b) for b, q in prefill)
+        self.max_rows = max(decode[-1], max(b for b, _ in prefill))
+        self.chunk = max(q for b, q in prefill if b == 1)
+        self.strict = options.strict
+
+    @property
+    def all(self) -> tuple[Bucket, ...]:
+        return self.decode + self.prefill
+
+    def fitting(self, rows: int, tokens: int, readouts: int) -> list[Bucket]:
+        """Buckets that hold the launch, best (least padded) first. More readouts than rows double R from the row count."""
+        family = self.decode if tokens == 1 else self.prefill
+        found = []
+        for bucket in family:
+            if bucket.rows >= rows and bucket.tokens >= tokens:
+                r = bucket.readouts
+                while r < readouts:
+                    r *= 2
+                found.append(Bucket(bucket.rows, bucket.tokens, r))
+        return sorted(found, key=lambda b: (b.area, b))
+
+    def program_sizes(self) -> tuple[int, ...]:
+        """Numbers of passes that one program executable is compiled for."""
+        return tuple(b.rows for b in self.decode)
