@@ -1,0 +1,69 @@
+"""What a layer is handed besides its input: its state, the batch and the kernels. Lives only while a step is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from poem.spec import Attention, Batch, Leaf, Ops, Place, State, StateGroup
+
+
+@dataclass
+class Context:
+    """One layer's view of the state while it is traced.
+
+    Args:
+        batch: the launch.
+        ops: the kernels.
+        state: all pools; replaced as the layers write.
+        shared: what `Model.embed` computed once for all layers (rope tables by group name).
+        group: the group of the current layer.
+        layer: its index within its group; a traced scalar under scan.
+        place: shardings for values with logical axes, or None on one device.
+    """
+
+    batch: Batch
+    ops: Ops
+    state: State
+    shared: Mapping[str, tuple[jax.Array, ...]]
+    group: StateGroup
+    layer: jax.Array | int
+    place: Place | None
+
+    def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, how: Attention) -> jax.Array:
+        """Append key and value [B, Q, K, d] to this layer's pages; attention of query [B, Q, H, d] over them, [B, Q, H, d]."""
+        pool = self.state[self.group.name]
+        out, pool = self.ops.attend(query, key, value, pool, self.batch.pages[self.group.name], self._first(), self.batch, how)
+        self.state = {**self.state, self.group.name: pool}
+        return out
+
+    def read(self) -> dict[str, jax.Array]:
+        """This layer's recurrent state of each row, [B, ...] by array name; zeros where slots_in is 0."""
+        fresh = self.batch.slots_in == 0
+        rows = self._first() + self.batch.slots_in
+        return {
+            name: jnp.where(fresh.reshape(-1, *[1] * (array.ndim - 1)), jnp.zeros((), array.dtype), array[rows])
+            for name, array in self.state[self.group.name].items()
+        }
+
+    def write(self, values: dict[str, jax.Array]) -> None:
+        """Write this layer's recurrent state of each row, [B, ...] by array name, to slots_out."""
+        rows = self._first() + self.batch.slots_out
+        pool = self.state[self.group.name]
+        if values.keys() != pool.keys():
+            raise ValueError(f"group {self.group.name} keeps {sorted(pool)}, the layer wrote {sorted(values)}")
+        written = {name: pool[name].at[rows].set(value.astype(pool[name].dtype)) for name, value in values.items()}
+        self.state = {**self.state, self.group.name: written}
+
+    def constrain(self, value: jax.Array, *axes: str | None) -> jax.Array:
+        """`value` placed by its logical axes; itself on one device."""
+        if self.place is None:
+            return value
+        return jax.lax.with_sharding_constraint(value, self.place(Leaf(value.shape, value.dtype.name, axes)))
+
+    def _first(self) -> jax.Array | int:
+        units = next(iter(self.state[self.group.name].values())).shape[0] // self.group.layers
+        return self.layer * units
