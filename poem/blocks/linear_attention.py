@@ -1,6 +1,6 @@
 """The gated delta rule and its causal convolution, with the state as an argument.
 
-Letters: B rows, Q tokens per row, H value heads, Dk key head width, Dv value head width, C channels, W convolution width.
+Letters: B rows, Q tokens per row, H value heads, Dk and Dv key and value head width, C channels, W convolution width.
 Rows hold `counts` real tokens each, first; the rest are padding and leave the state as it was.
 Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464), and its chunked form (arXiv 2406.06484).
 """
@@ -93,9 +93,10 @@ def _chunked(
     def step(state: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, decay, beta = xs  # [B, H, chunk, ...]
         total = jnp.cumsum(decay, axis=-1)  # log decay from the chunk's start
-        between = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))  # from token j to token i
+        # between[i, j]: the factor from token j to token i
+        between = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
         k_beta = k * beta[..., None]
-        # Token i's correction depends on those before it in the chunk: (I + system) u = beta (v - decayed state's answer).
+        # Token i's correction depends on those before it: (I + system) u = beta (v - what the decayed state answers).
         system = jnp.where(strict, jnp.einsum("bhik,bhjk->bhij", k_beta, k) * between, 0.0)
         answer = jnp.einsum("bhik,bhkv->bhiv", k_beta * jnp.exp(total)[..., None], state)
         u = lax.linalg.triangular_solve(
