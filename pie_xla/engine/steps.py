@@ -1,0 +1,235 @@
+"""The pure functions that become executables, and the shapes they are compiled for.
+
+A launch is a chain queued without a sync: `step` (the model; state donated), `rows` (outputs of the passes of one program), `program`
+(the author's code; nothing donated, so a failing program cannot take anyone's state with it) and `commit` (results into the device
+words; words donated). `fused` is the chain as one function, for programs that have proven themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pie_xla.engine.buckets import Bucket
+from pie_xla.engine.packing import Layout, from_words, to_words
+from pie_xla.eta.types import Program, Read
+from poem.spec import Batch, StateKind
+
+
+@dataclass(frozen=True)
+class Compilable:
+    """A function with everything `jax.jit(...).lower` needs."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    donate: tuple[int, ...]
+
+
+class StepShapes:
+    """Layouts and functions of one lowered model with its pools' sizes.
+
+    Args:
+        lowered: `poem.lower.LoweredModel`.
+        units: pages or slots per state group, the dummy included.
+        word_count: u32 words of the device register file.
+        structs: (params, state) as trees of ShapeDtypeStruct, with shardings where there is a mesh.
+    """
+
+    def __init__(self, lowered: Any, units: Mapping[str, int], word_count: int, structs: tuple[Any, Any]) -> None:
+        self._lowered = lowered
+        self._facts = lowered.facts
+        self._paged = tuple(g.name for g in lowered.groups if g.kind is StateKind.PAGED)
+        self._groups = {g.name: g for g in lowered.groups}
+        self._params, self._state = structs
+        self._words = jax.ShapeDtypeStruct((word_count,), jnp.uint32)
+        self.table_width = -(-lowered.facts.max_context // lowered.facts.page_size)
+        self.units = dict(units)
+
+    # -- the model step ------------------------------------------------------------------------------------------
+
+    def step_layout(self, bucket: Bucket) -> Layout:
+        b, q = bucket.rows, bucket.tokens
+        fields: dict[str, tuple[int, ...]] = {
+            "tokens": (b, q),
+            "source": (b, q),  # word that holds the token, or -1 for a host token
+            "starts": (b,),
+            "counts": (b,),
+            "slots_in": (b,),
+            "slots_out": (b,),
+            "readout": (bucket.readouts,),
+        }
+        fields |= {f"pages.{name}": (b, self.table_width) for name in self._paged}
+        return Layout(fields)
+
+    def _run_step(self, bucket: Bucket, params: Any, state: Any, words: jax.Array, block: jax.Array) -> tuple[Any, Any, jax.Array]:
+        """-> state, outputs {name: [R, ...]}, faults bool[B + R]: a bad token per row, a non-finite output per readout."""
+        f = self.step_layout(bucket).unpack(block)
+        carried = jax.lax.bitcast_convert_type(words[jnp.maximum(f["source"], 0)], jnp.int32)
+        tokens = jnp.where(f["source"] >= 0, carried, f["tokens"])
+        place = jnp.arange(bucket.tokens, dtype=jnp.int32)[None, :]  # [1, Q]
+        real = place < f["counts"][:, None]
+        bad = jnp.any(real & ((tokens < 0) | (tokens >= self._facts.vocab_size)), axis=1)
+        batch = Batch(
+            tokens=jnp.clip(tokens, 0, self._facts.vocab_size - 1),
+            positions=jnp.where(real, f["starts"][:, None] + place, -1),
+            starts=f["starts"],
+            counts=f["counts"],
+            pages={name: f[f"pages.{name}"] for name in self._paged},
+            slots_in=f["slots_in"],
+            slots_out=f["slots_out"],
+            readout=f["readout"],
+        )
+        state, outputs = self._lowered.step(params, state, batch)
+        probe = outputs["hidden"] if "hidden" in outputs else next(iter(outputs.values()))
+        broken = ~jnp.isfinite(jnp.sum(probe.astype(jnp.float32), axis=tuple(range(1, probe.ndim))))
+        return state, outputs, jnp.concatenate([bad, broken])
+
+    def step(self, bucket: Bucket) -> Compilable:
+        def fn(params: Any, state: Any, words: jax.Array, block: jax.Array) -> Any:
+            return self._run_step(bucket, params, state, words, block)
+
+        return Compilable(fn, (self._params, self._state, self._words, self.step_layout(bucket).struct), (1,))
+
+    # -- programs ------------------------------------------------------------------------------------------------
+
+    def read_struct(self, read: Read, passes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((passes, *read.shape), read.dtype.numpy)
+
+    def positions_of(self, read: Read) -> int | None:
+        """How many readout positions a read spans; None for one position without that axis."""
+        suffix, _ = self._facts.outputs[read.name]
+        return None if len(read.shape) == len(suffix) else read.shape[0]
+
+    def rows(self, read: Read, readouts: int, passes: int) -> Compilable:
+        """(output [R, ...], index i32[P] or [P, positions]) -> [P, ...]: a program's share of the batch's outputs."""
+        suffix, dtype = self._facts.outputs[read.name]
+        spans = self.positions_of(read)
+        index = (passes,) if spans is None else (passes, spans)
+
+        def fn(output: jax.Array, where: jax.Array) -> jax.Array:
+            return output[where].astype(read.dtype.numpy)
+
+        return Compilable(fn, (jax.ShapeDtypeStruct((readouts, *suffix), jnp.dtype(dtype)), jax.ShapeDtypeStruct(index, jnp.int32)), ())
+
+    @staticmethod
+    def program_layout(program: Program, passes: int) -> Layout:
+        fields: dict[str, tuple[int, ...]] = {"key": (passes, 2), "ordinal": (passes,)}
+        fields |= {f"param{i}": (passes, kind.size) for i, kind in enumerate(program.params)}
+        fields |= {f"cell{i}": (passes,) for i in range(len(program.channels))}
+        return Layout(fields)
+
+    @staticmethod
+    def _run_program(program: Program, passes: int, reads: Sequence[jax.Array], words: jax.Array, block: jax.Array) -> jax.Array:
+        """-> u32[P, O]: results, then puts, as words."""
+        f = StepShapes.program_layout(program, passes).unpack(block)
+        key = jax.lax.bitcast_convert_type(f["key"], jnp.uint32)
+        ordinal = jax.lax.bitcast_convert_type(f["ordinal"], jnp.uint32)
+        params = [jax.vmap(lambda w, k=kind: from_words(w, k))(f[f"param{i}"]) for i, kind in enumerate(program.params)]
+        cells = []
+        for i, use in enumerate(program.channels):
+            offsets = jnp.maximum(f[f"cell{i}"], 0)
+            if use.take or use.read:
+                span = jax.vmap(lambda at, n=use.type.size: jax.lax.dynamic_slice(words, (at,), (n,)))(offsets)
+            else:
+                span = jnp.zeros((passes, use.type.size), jnp.uint32)
+            cells.append(jax.vmap(lambda w, k=use.type: from_words(w, k))(span))
+
+        def one(reads: Any, params: Any, cells: Any, key: jax.Array, ordinal: jax.Array) -> jax.Array:
+            results, puts = program.apply(reads, params, cells, key, ordinal)
+            kinds = [*program.results, *(use.type for use in program.channels if use.put)]
+            parts = [to_words(value, kind) for value, kind in zip([*results, *puts], kinds, strict=True)]
+            return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)
+
+        return jax.vmap(one)(list(reads), params, cells, key, ordinal)
+
+    def program(self, program: Program, passes: int) -> Compilable:
+        """(reads, words, block) -> u32[P, O]."""
+
+        def fn(reads: list[jax.Array], words: jax.Array, block: jax.Array) -> jax.Array:
+            return self._run_program(program, passes, reads, words, block)
+
+        reads = [self.read_struct(read, passes) for read in program.reads]
+        return Compilable(fn, (reads, self._words, self.program_layout(program, passes).struct), ())
+
+    @staticmethod
+    def segments(program: Program) -> tuple[int, ...]:
+        """Word counts of what a pass leaves on the device: its results, then its puts."""
+        return (*(kind.size for kind in program.results), *(use.type.size for use in program.channels if use.put))
+
+    def _run_commit(self, sizes: tuple[int, ...], words: jax.Array, values: jax.Array, offsets: jax.Array) -> jax.Array:
+        """Scatter u32[P, O] into the words at i32[P, S]; a negative offset drops its segment."""
+        which = jnp.asarray([i for i, n in enumerate(sizes) for _ in range(n)], jnp.int32)  # [O]
+        within = jnp.asarray([k for n in sizes for k in range(n)], jnp.int32)
+        at = offsets[:, which]
+        at = jnp.where(at < 0, words.shape[0], at + within[None, :])
+        return words.at[at.reshape(-1)].set(values.reshape(-1), mode="drop")
+
+    def commit(self, sizes: tuple[int, ...], passes: int) -> Compilable:
+        def fn(words: jax.Array, values: jax.Array, offsets: jax.Array) -> jax.Array:
+            return self._run_commit(sizes, words, values, offsets)
+
+        values = jax.ShapeDtypeStruct((passes, sum(sizes)), jnp.uint32)
+        return Compilable(fn, (self._words, values, jax.ShapeDtypeStruct((passes, len(sizes)), jnp.int32)), (0,))
+
+    # -- the fused chain -----------------------------------------------------------------------------------------
+
+    def fused(self, program: Program, bucket: Bucket) -> Compilable:
+        """step + program + commit where every row of the bucket is one pass of `program`: pass i is row i is readout i."""
+        passes = bucket.rows
+        sizes = self.segments(program)
+
+        def fn(params: Any, state: Any, words: jax.Array, block: jax.Array, program_block: jax.Array, offsets: jax.Array) -> Any:
+            state, outputs, faults = self._run_step(bucket, params, state, words, block)
+            reads = [outputs[r.name].reshape(passes, *r.shape).astype(r.dtype.numpy) for r in program.reads]
+            values = self._run_program(program, passes, reads, words, program_block)
+            return state, self._run_commit(sizes, words, values, offsets), values, faults
+
+        offsets = jax.ShapeDtypeStruct((passes, len(sizes)), jnp.int32)
+        args = (
+            self._params,
+            self._state,
+            self._words,
+            self.step_layout(bucket).struct,
+            self.program_layout(program, passes).struct,
+            offsets,
+        )
+        return Compilable(fn, args, (1, 2))
+
+    # -- small moves ---------------------------------------------------------------------------------------------
+
+    def poke(self, count: int) -> Compilable:
+        """(words, values i32[n], at i32[n]) -> words: host values into channel cells; a negative place is dropped."""
+
+        def fn(words: jax.Array, values: jax.Array, at: jax.Array) -> jax.Array:
+            at = jnp.where(at < 0, words.shape[0], at)
+            return words.at[at].set(jax.lax.bitcast_convert_type(values, jnp.uint32), mode="drop")
+
+        span = jax.ShapeDtypeStruct((count,), jnp.int32)
+        return Compilable(fn, (self._words, span, span), (0,))
+
+    def peek(self, count: int) -> Compilable:
+        """(words, at i32[]) -> u32[n]: a channel cell for the host."""
+
+        def fn(words: jax.Array, at: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice(words, (at,), (count,))
+
+        return Compilable(fn, (self._words, jax.ShapeDtypeStruct((), jnp.int32)), ())
+
+    def copy(self, group: str, count: int) -> Compilable:
+        """(pool arrays, source i32[n], target i32[n]) -> pool arrays; pads copy the dummy onto itself."""
+
+        def fn(pool: Any, source: jax.Array, target: jax.Array) -> Any:
+            return self._groups[group].copy_units(pool, source, target)
+
+        span = jax.ShapeDtypeStruct((count,), jnp.int32)
+        return Compilable(fn, (self._state[group], span, span), (0,))
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that holds n (and is at least `least`)."""
+    return max(least, 1 << max(0, math.ceil(math.log2(max(1, n)))))
