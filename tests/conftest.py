@@ -1,11 +1,9 @@
-"""What every test runs under: strict JAX, warnings as errors, four virtual CPU devices, and one real model imported once."""
+"""What every test runs under: strict JAX, warnings as errors, four virtual CPU devices, a real model imported once."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
