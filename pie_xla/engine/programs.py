@@ -1,0 +1,211 @@
+"""Programs the engine knows: admitted once, compiled off the step path, counted, fused when hot."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from pie_xla.engine.api import EngineOptions
+from pie_xla.engine.buckets import Bucket, Buckets
+from pie_xla.engine.executables import ExecutableTable, Key
+from pie_xla.engine.steps import StepShapes
+from pie_xla.errors import PieError
+from pie_xla.eta.types import Program, Read
+
+WISHES_BEFORE_COMPILE = 2  # a size asked for once may never come again
+COMPILE_STACK = 64 << 20  # XLA's passes recurse deeper than a default thread allows
+
+
+class NoProgram:
+    """The epilogue of a pass without one: it reads nothing and returns nothing."""
+
+    key = "none"
+    rows = 1
+    reads: tuple[Read, ...] = ()
+    params = ()
+    channels = ()
+    results = ()
+    scalar_result = False
+    cost = 0
+    memory = 0
+    source = ""
+
+    def apply(self, reads, params, cells, key, ordinal):  # type: ignore[no-untyped-def]
+        return [], []
+
+
+@dataclass(eq=False)
+class ProgramEntry:
+    """A program with its executables' progress. `sizes` are the pass counts it is compiled for."""
+
+    program: Program
+    sizes: set[int] = field(default_factory=set)
+    refused: str | None = None
+    wishes: Counter[int] = field(default_factory=Counter)
+    pending: set[int] = field(default_factory=set)
+    uses: int = 0
+    full: Counter[Bucket] = field(default_factory=Counter)  # launches that it filled alone, per bucket
+    fused: set[Bucket] = field(default_factory=set)
+    fusing: set[Bucket] = field(default_factory=set)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.sizes)
+
+
+class ProgramTable:
+    """key -> entry, with a compile thread. `changed` is called from that thread whenever something became ready."""
+
+    def __init__(
+        self, shapes: StepShapes, buckets: Buckets, table: ExecutableTable, options: EngineOptions, changed: Callable[[], None]
+    ) -> None:
+        self._shapes = shapes
+        self._buckets = buckets
+        self._table = table
+        self._options = options
+        self._changed = changed
+        self._entries: dict[str, ProgramEntry] = {}
+        self._lock = threading.Lock()
+        self._pending_steps: set[Bucket] = set()
+        self.ready_steps: frozenset[Bucket] = frozenset()
+        self.failed_steps: dict[Bucket, str] = {}
+        before = threading.stack_size(COMPILE_STACK)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="pie-compile")
+        for _ in range(2):  # threads take their stack size when they start
+            self._pool.submit(lambda: None)
+        threading.stack_size(before)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def entry(self, program: Program) -> ProgramEntry:
+        """Admit a program; its first executable is compiled in the background.
+
+        Raises:
+            PieError: its static cost or memory is beyond what one step may take, because XLA cannot preempt a running step.
+        """
+        with self._lock:
+            found = self._entries.get(program.key)
+            if found is not None:
+                return found
+            if program.cost > self._options.max_program_cost:
+                raise PieError(
+                    f"the epilogue at {program.source} needs {program.cost:,} element operations a pass; "
+                    f"{self._options.max_program_cost:,} are allowed",
+                    "shorten its loops: a running step cannot be interrupted, so everyone would wait for it",
+                )
+            if program.memory > self._options.max_program_bytes:
+                raise PieError(
+                    f"the epilogue at {program.source} needs {program.memory / 2**20:,.0f} MiB; "
+                    f"{self._options.max_program_bytes / 2**20:,.0f} MiB are allowed",
+                    "use smaller intermediate arrays",
+                )
+            entry = self._entries[program.key] = ProgramEntry(program)
+        self._request(entry, 1)
+        return entry
+
+    def wish(self, entry: ProgramEntry, passes: int) -> None:
+        """A launch would have liked an executable for `passes` passes."""
+        if passes in entry.sizes or passes in entry.pending:
+            return
+        entry.wishes[passes] += 1
+        if entry.wishes[passes] >= WISHES_BEFORE_COMPILE:
+            self._request(entry, passes)
+
+    def _request(self, entry: ProgramEntry, passes: int) -> None:
+        if passes in entry.pending:
+            return
+        entry.pending.add(passes)
+        self._pool.submit(self._build, entry, passes)
+
+    def _build(self, entry: ProgramEntry, passes: int) -> None:
+        try:
+            self.build(entry, passes)
+        except Exception as error:  # the author's code did not compile: their pass fails with the reason, nobody else's
+            if not entry.sizes:
+                entry.refused = f"the epilogue at {entry.program.source} does not compile: {_first_line(error)}"
+        finally:
+            entry.pending.discard(passes)
+            self._changed()
+
+    def build(self, entry: ProgramEntry, passes: int) -> None:
+        """All executables that launching `passes` passes of the program takes besides the step."""
+        program = entry.program
+        if program.results or program.channels or program.reads:
+            found = self._table.build(Key("program", program.key, str(passes)), lambda: self._shapes.program(program, passes))
+            used = found.memory_analysis().temp_size_in_bytes
+            if used > self._options.max_program_bytes:
+                self._table.forget(program.key)
+                raise PieError(f"it needs {used / 2**20:,.0f} MiB of temporaries")
+        sizes = self._shapes.segments(program)
+        if sizes:
+            self._table.build(self.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes))
+        for bucket in self.ready_steps:
+            self._build_rows(program, bucket, passes)
+        entry.sizes.add(passes)
+
+    def _build_rows(self, program: Program, bucket: Bucket, passes: int) -> None:
+        if passes > bucket.readouts or bucket.readouts == 1:
+            return
+        for read in program.reads:
+            key = self.rows_key(read, bucket.readouts, passes)
+            self._table.build(key, lambda r=read: self._shapes.rows(r, bucket.readouts, passes))
+
+    def wish_step(self, bucket: Bucket) -> None:
+        """Compile a step bucket in the background."""
+        with self._lock:
+            if bucket in self.ready_steps or bucket in self._pending_steps or bucket in self.failed_steps:
+                return
+            self._pending_steps.add(bucket)
+        self._pool.submit(self._build_step, bucket)
+
+    def _build_step(self, bucket: Bucket) -> None:
+        try:
+            self.build_step(bucket)
+        except Exception as error:
+            self.failed_steps[bucket] = _first_line(error)
+        finally:
+            self._pending_steps.discard(bucket)
+            self._changed()
+
+    def build_step(self, bucket: Bucket) -> None:
+        """The step executable of a bucket, and the row selections of every known program for it."""
+        self._table.build(self.step_key(bucket), lambda: self._shapes.step(bucket))
+        for entry in list(self._entries.values()):
+            for passes in sorted(entry.sizes):
+                self._build_rows(entry.program, bucket, passes)
+        with self._lock:
+            self.ready_steps = self.ready_steps | {bucket}
+
+    def hot(self, entry: ProgramEntry, bucket: Bucket) -> bool:
+        """Count a launch that one program filled; True when its fused step should now be compiled."""
+        if not self._options.fuse_after or bucket in entry.fused or bucket in entry.fusing:
+            return False
+        entry.full[bucket] += 1
+        return entry.full[bucket] >= self._options.fuse_after
+
+    @staticmethod
+    def step_key(bucket: Bucket) -> Key:
+        return Key("step", "", str(bucket))
+
+    @staticmethod
+    def fused_key(program: Program, bucket: Bucket) -> Key:
+        return Key("fused", program.key, str(bucket))
+
+    @staticmethod
+    def commit_key(sizes: tuple[int, ...], passes: int) -> Key:
+        return Key("commit", "", f"{passes}:" + ",".join(map(str, sizes)))
+
+    def rows_key(self, read: Read, readouts: int, passes: int) -> Key:
+        return Key("rows", "", f"{read.name}:{readouts}:{passes}:{self._shapes.positions_of(read)}:{read.dtype}")
+
+    def entries(self) -> list[ProgramEntry]:
+        return list(self._entries.values())
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:500]
