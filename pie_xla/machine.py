@@ -1,0 +1,47 @@
+"""What this machine has: cores, memory, disk, as the process may use them (containers included)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, no more than its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def memory() -> tuple[int, int]:
+    """(total, available) bytes for this process: the machine's, or its container's if that is less."""
+    machine = psutil.virtual_memory()
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return machine.total, machine.available
+    return min(machine.total, limit), min(machine.available, max(0, limit - used))
+
+
+def disk_free(folder: Path) -> int:
+    """Free bytes on the disk that holds `folder`, which need not exist yet."""
+    here = folder.absolute()
+    while not here.exists():
+        here = here.parent
+    return shutil.disk_usage(here).free
+
+
+def process_age() -> float:
+    """Seconds since this process was started, the interpreter's own start included."""
+    return time.time() - psutil.Process().create_time()
