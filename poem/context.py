@@ -34,10 +34,11 @@ class Context:
     place: Place | None
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, how: Attention) -> jax.Array:
-        """Append key and value [B, Q, K, d] to this layer's pages; attention of query [B, Q, H, d] over them, [B, Q, H, d]."""
-        pool = self.state[self.group.name]
-        out, pool = self.ops.attend(query, key, value, pool, self.batch.pages[self.group.name], self._first(), self.batch, how)
-        self.state = {**self.state, self.group.name: pool}
+        """Append key and value [B, Q, K, d] to this layer's pages, and attend: query [B, Q, H, d] -> [B, Q, H, d]."""
+        name = self.group.name
+        pages = self.batch.pages[name]
+        out, pool = self.ops.attend(query, key, value, self.state[name], pages, self._first(), self.batch, how)
+        self.state = {**self.state, name: pool}
         return out
 
     def read(self) -> dict[str, jax.Array]:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 State = dict[str, dict[str, jax.Array]]  # group name -> array name -> pool
-Place = Callable[["Leaf"], jax.sharding.Sharding]  # where a leaf lives; made of a mesh and sharding rules outside of Poem
+Place = Callable[["Leaf"], jax.sharding.Sharding]  # where a leaf lives; made of a mesh and rules outside of Poem
 
 
 class PoemError(Exception):
@@ -86,7 +86,7 @@ class StateGroup:
     """The layers that share one page table (paged), or one slot per sequence (recurrent).
 
     Every pool array is flat over layers: `[layers * units, *unit]`, layer l's copy of unit u at row `l * units + u`. So
-    one array (and one scan carry) serves all layers, and a page or slot is copied the same way whatever the model keeps.
+    one array (and one scan carry) serves all layers, and a page or slot is copied the same way whatever it holds.
     Unit 0 is the dummy: padding writes land there, and a read of it is the zero initial state (recurrent).
 
     Args:
@@ -114,11 +114,12 @@ class StateGroup:
         """The pool's arrays for `units` pages or slots, the dummy included."""
         axis = "pages" if self.kind is StateKind.PAGED else "slots"
         return {
-            name: Leaf((self.layers * units, *leaf.shape), leaf.dtype, (axis, *leaf.axes)) for name, leaf in self.unit.items()
+            name: Leaf((self.layers * units, *leaf.shape), leaf.dtype, (axis, *leaf.axes))
+            for name, leaf in self.unit.items()
         }
 
     def copy_units(self, pool: dict[str, jax.Array], source: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
-        """The pool with units `target` i32[n] overwritten by units `source` i32[n], in all layers (copy-on-write, forks)."""
+        """The pool with units `target` i32[n] overwritten by units `source` i32[n] in all layers (copy-on-write)."""
         copied = {}
         for name, array in pool.items():
             rows = array.reshape(self.layers, -1, *array.shape[1:])
@@ -185,7 +186,7 @@ class KV:
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends: score = soft_cap(q . k * scale), over the last `window` cells (None: all cells before and itself)."""
+    """How a layer attends: score = soft_cap(q . k * scale), over the last `window` cells, itself included (None: all)."""
 
     scale: float
     window: int | None = None
@@ -231,8 +232,9 @@ class Transform(enum.Enum):
     """How a checkpoint's tensor becomes a parameter; the source's shape follows from the parameter's."""
 
     COPY = "copy"  # same shape
-    LINEAR = "linear"  # source [out, in] -> [in, *out]
-    LINEAR_MERGE = "linear_merge"  # source [out, in] -> [*in, out]
+    FLAT = "flat"  # source [n] -> any shape of n elements
+    SPLIT_OUT = "split_out"  # source [out, in] -> [*out, in]
+    SPLIT_IN = "split_in"  # source [out, in] -> [out, *in]
     DEPTHWISE = "depthwise"  # source [C, 1, W] -> [C, W]
 
     def source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -240,26 +242,27 @@ class Transform(enum.Enum):
         match self:
             case Transform.COPY:
                 return shape
-            case Transform.LINEAR:
-                return (math.prod(shape[1:]), shape[0])
-            case Transform.LINEAR_MERGE:
-                return (shape[-1], math.prod(shape[:-1]))
+            case Transform.FLAT:
+                return (math.prod(shape),)
+            case Transform.SPLIT_OUT:
+                return (math.prod(shape[:-1]), shape[-1])
+            case Transform.SPLIT_IN:
+                return (shape[0], math.prod(shape[1:]))
             case Transform.DEPTHWISE:
                 return (shape[0], 1, shape[1])
 
     def apply(self, tensor: np.ndarray[Any, Any], shape: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
-        """`tensor` as a parameter of `shape`; PoemError names the tensor when its own shape is wrong."""
+        """`tensor` as a parameter of `shape`; PoemError names the tensor when its own shape is wrong.
+
+        Kernels keep the checkpoint's [out, in] order (the faster one on XLA:CPU from 1 to 32 rows), so this only reshapes.
+        """
         expected = self.source_shape(shape)
         if tuple(tensor.shape) != expected:
             raise PoemError(
                 f"tensor {name} has shape {list(tensor.shape)}, but the config says {list(expected)}",
                 "the checkpoint and its config.json do not belong together",
             )
-        match self:
-            case Transform.LINEAR | Transform.LINEAR_MERGE:
-                return tensor.T.reshape(shape)
-            case Transform.COPY | Transform.DEPTHWISE:
-                return tensor.reshape(shape)
+        return tensor.reshape(shape)
 
 
 @dataclass(frozen=True)

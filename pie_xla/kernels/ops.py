@@ -1,0 +1,28 @@
+"""Which kernels a backend uses."""
+
+from __future__ import annotations
+
+import enum
+
+from poem.spec import Ops
+
+
+class Kernel(enum.Enum):
+    """A set of attention kernels."""
+
+    XLA = "xla"  # plain XLA, everywhere
+    TPU = "tpu"  # JAX's Pallas ragged paged attention
+
+
+def ops_for(kernel: Kernel) -> Ops:
+    """The kernels of one kind."""
+    match kernel:
+        case Kernel.XLA:
+            from pie_xla.kernels.xla import XlaOps
+
+            return XlaOps()
+        case Kernel.TPU:
+            # imported late: Pallas takes 0.3 s to import, and only a TPU needs it
+            from pie_xla.kernels.tpu import TpuOps
+
+            return TpuOps()
