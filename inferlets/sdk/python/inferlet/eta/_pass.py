@@ -1,0 +1,259 @@
+"""ForwardPass: one run of the model over new tokens, described before it is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, NoReturn
+
+from inferlet._errors import UsageError, missing
+from inferlet._host import Runtime, Traced, runtime
+from inferlet.eta._channel import Channel
+from inferlet.eta._output import Output
+from inferlet.eta._state import StateGeometry, WorkingSet
+
+Tokens = list[int] | Output | Channel
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A recorded epilogue and the facts it was recorded for."""
+
+    fn: Callable[[], Any]
+    rows: tuple[int | None, ...]
+    traced: Traced
+    outputs: tuple[Output, ...]
+
+
+class ForwardPass:
+    """A pass: tokens in, state to meet, positions to read out, and the author's epilogue. May be submitted many times."""
+
+    __slots__ = ("_epilogue", "_geometry", "_prepared", "_readout", "_rows", "_runtime", "_sets")
+
+    def __init__(self) -> None:
+        self._runtime: Runtime = runtime()
+        self._rows: list[Tokens] = []
+        self._sets: list[WorkingSet] = []
+        self._geometry: StateGeometry | None = None
+        self._readout: list[list[int]] | None = None
+        self._epilogue: Epilogue | None = None
+        self._prepared: object = None
+
+    def embed(self, tokens: Any) -> ForwardPass:
+        """The new tokens.
+
+        Args:
+            tokens: ints (one row), an Output or a Channel (one row whose tokens stay on the device), or a list with one
+                of these per row. May be called again before the next submit.
+        """
+        self._rows = [self._row(i, row) for i, row in enumerate(rows_of(tokens))]
+        self._facts_changed()
+        return self
+
+    def state(self, sets: Sequence[WorkingSet], geometry: StateGeometry) -> ForwardPass:
+        """Row i meets the i-th set in the way `geometry` says."""
+        if isinstance(sets, WorkingSet):
+            raise UsageError("state takes a list of sets, one per row: state([ws], ...)")
+        if not isinstance(geometry, StateGeometry):
+            raise UsageError(f"state needs a StateGeometry, such as StateGeometry.folding(), not {geometry!r}")
+        for i, ws in enumerate(sets):
+            if not isinstance(ws, WorkingSet):
+                raise UsageError(f"state: entry {i} is {type(ws).__name__}, not a WorkingSet")
+            if any(ws is other for other in sets[:i]):
+                raise UsageError(f"state: set {i} is given twice; rows of one pass need sets of their own, such as ws.fork()")
+        self._sets, self._geometry = list(sets), geometry
+        self._prepared = None
+        return self
+
+    def readout(self, rows: Sequence[Any]) -> ForwardPass:
+        """The positions whose outputs the epilogue sees, as indices into each row's new tokens (negative: from the end).
+
+        Args:
+            rows: ints for a pass of one row, else a list of ints per row. Without a readout it is the last token of each row.
+        """
+        if not self._rows:
+            raise UsageError("call embed(...) before readout(...): positions count within the new tokens")
+        per_row = [rows] if rows and all(isinstance(r, int) for r in rows) else list(rows)
+        if len(per_row) != len(self._rows):
+            raise UsageError(f"readout names {len(per_row)} rows, but the pass has {len(self._rows)}")
+        self._readout = [positions(i, wanted, count_of(row)) for i, (wanted, row) in enumerate(zip(per_row, self._rows))]
+        self._facts_changed()
+        return self
+
+    def epilogue(self, fn: Callable[[], Any]) -> Any:
+        """Record `fn`, which runs on the device after the model.
+
+        Returns:
+            an Output, or a tuple of them when `fn` returns a tuple; they stand for the last submit of this pass.
+        """
+        if not self._rows:
+            raise UsageError("call embed(...) before epilogue(...): the epilogue is recorded for the pass's rows")
+        if not callable(fn):
+            raise UsageError(f"epilogue takes a function without arguments, not {type(fn).__name__}")
+        self._record(fn, None)
+        return self._shown()
+
+    def prologue(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise missing("ForwardPass.prologue")
+
+    def on_attn_proj(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise missing("ForwardPass.on_attn_proj")
+
+    def on_attn(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise missing("ForwardPass.on_attn")
+
+    def media(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise missing("ForwardPass.media")
+
+    def adapter(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise missing("ForwardPass.adapter")
+
+    def input(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise missing("ForwardPass.input")
+
+    def _shown(self) -> Any:
+        assert self._epilogue is not None
+        return self._epilogue.outputs[0] if self._epilogue.traced.scalar else self._epilogue.outputs
+
+    def _row(self, i: int, row: Any) -> Tokens:
+        if isinstance(row, (Output, Channel)):
+            if row.dtype not in ("i32", "u32") or len(row.shape) > 1:
+                raise UsageError(f"row {i} embeds {row!r}: tokens are i32 or u32, a scalar or a vector")
+            return row
+        tokens = list(row)
+        if not tokens:
+            raise UsageError(f"row {i} has no tokens: a pass needs at least one new token per row")
+        if set(map(type, tokens)) != {int}:
+            tokens = [whole(i, token) for token in tokens]
+        vocab = self._runtime.facts.vocab_size
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            at = next(j for j, token in enumerate(tokens) if not 0 <= token < vocab)
+            raise UsageError(f"row {i}, token {at} is {tokens[at]}: the vocabulary is 0 to {vocab - 1}")
+        return tokens
+
+    def _asked(self) -> tuple[int | None, ...]:
+        """Each row's number of readout positions; None: the last token."""
+        if self._readout is None:
+            return (None,) * len(self._rows)
+        return tuple(len(wanted) for wanted in self._readout)
+
+    def _facts_changed(self) -> None:
+        if self._readout is not None:
+            fits = len(self._readout) == len(self._rows) and all(
+                max(wanted) < count_of(row) for wanted, row in zip(self._readout, self._rows)
+            )
+            if not fits:
+                raise UsageError("the readout named earlier does not fit these rows: call readout(...) on a fresh pass")
+        if self._epilogue is not None and self._epilogue.rows != self._asked():
+            self._record(self._epilogue.fn, self._epilogue.outputs)
+
+    def _record(self, fn: Callable[[], Any], known: tuple[Output, ...] | None) -> None:
+        asked = self._asked()
+        traced = self._runtime.transport.trace(fn, asked, self._runtime.facts)
+        if known is not None and len(known) == len(traced.results):  # the author's Outputs stay the pass's
+            for output, (dtype, shape) in zip(known, traced.results):
+                output.dtype, output.shape = dtype, shape
+            outputs = known
+        else:
+            outputs = tuple(Output(i, dtype, shape) for i, (dtype, shape) in enumerate(traced.results))
+        self._epilogue = Epilogue(fn, asked, traced, outputs)
+        self._prepared = None
+
+    def _fixed(self) -> object:
+        """All but the tokens, in the transport's form; made once per change."""
+        if self._prepared is None:
+            traced = None if self._epilogue is None else self._epilogue.traced
+            assert self._geometry is not None
+            self._prepared = self._runtime.transport.prepare({
+                "geometry": self._geometry.kind,
+                "readout": self._readout,
+                "program": None if traced is None else traced.program,
+                "params": [] if traced is None else list(traced.params),
+                "channels": [] if traced is None else [channel._handle for channel in traced.channels],
+            })
+        return self._prepared
+
+    def _ready_rows(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """The rows as the host wants them, and how many tokens each has. Raises what a submit must refuse."""
+        if not self._rows:
+            raise UsageError("this pass embeds nothing: call embed(tokens)")
+        if self._geometry is None:
+            raise UsageError("this pass has no state: call state([ws], StateGeometry.folding())")
+        if len(self._sets) != len(self._rows):
+            raise UsageError(f"the pass embeds {len(self._rows)} rows, but state gives {len(self._sets)} sets")
+        limit = self._runtime.facts.max_context
+        rows: list[dict[str, Any]] = []
+        counts = [count_of(row) for row in self._rows]
+        for i, (row, ws, count) in enumerate(zip(self._rows, self._sets, counts)):
+            if ws._length + count > limit:
+                raise UsageError(
+                    f"row {i} would be {ws._length + count} tokens long ({ws._length} in the set and {count} new), "
+                    f"but the context of {self._runtime.facts.name} is {limit}"
+                )
+            match row:
+                case Output():
+                    shot, result = row._source
+                    if shot.runtime is not self._runtime:
+                        raise UsageError(f"row {i} embeds an Output of another process")
+                    rows.append({"set": ws._handle, "ticket": [shot.ticket, result]})
+                case Channel():
+                    rows.append({"set": ws._handle, "channel": row._handle})
+                case _:
+                    rows.append({"set": ws._handle, "tokens": row})
+        return rows, counts
+
+    def __repr__(self) -> str:
+        return f"ForwardPass(rows={len(self._rows)}, epilogue={self._epilogue is not None})"
+
+
+def rows_of(tokens: Any) -> list[Any]:
+    """The rows that `embed`'s argument means."""
+    if isinstance(tokens, (Output, Channel)):
+        return [tokens]
+    if isinstance(tokens, (str, bytes)):
+        raise UsageError("embed takes token ids; turn text into them with model.encode(text)")
+    try:
+        items = list(tokens)
+    except TypeError:
+        raise UsageError(f"embed takes a list of ints, an Output, a Channel or a list of these, not {tokens!r:.60}") from None
+    if not items:
+        raise UsageError("embed got no tokens: a pass needs at least one new token")
+    nested = [isinstance(item, (Output, Channel, list, tuple, range)) for item in items]
+    if all(nested):
+        return items
+    if any(nested):
+        at = nested.index(True)
+        raise UsageError(f"embed got ints mixed with {type(items[at]).__name__} (entry {at}): one row is ints only, rows are lists")
+    return [items]
+
+
+def whole(row: int, token: Any) -> int:
+    if isinstance(token, bool):
+        raise UsageError(f"row {row} holds {token!r}: tokens are ints")
+    try:
+        return index(token)
+    except TypeError:
+        raise UsageError(f"row {row} holds {token!r:.60}: tokens are ints") from None
+
+
+def count_of(row: Tokens) -> int:
+    """How many tokens a row has."""
+    if isinstance(row, list):
+        return len(row)
+    return row.shape[0] if row.shape else 1
+
+
+def positions(row: int, wanted: Any, count: int) -> list[int]:
+    """One row's readout, counted from its start."""
+    found = []
+    for position in wanted:
+        at = whole(row, position)
+        if not -count <= at < count:
+            raise UsageError(f"readout names position {at} of row {row}, which has {count} new tokens")
+        found.append(at % count)
+    if not found:
+        raise UsageError(f"readout of row {row} names no position")
+    return found
+
+

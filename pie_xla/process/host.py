@@ -1,0 +1,464 @@
+"""The host's side of one process: every call a guest can make, on one engine client and one tokenizer.
+
+Sandboxed and native processes use the same object. Calls come from one thread at a time (the process's own); engine events
+come from the engine's thread and only append to a queue, which the process's thread collects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
+from pie_xla.errors import PieError
+from pie_xla.eta.types import DType, Program, TensorType
+from pie_xla.process.limits import HostLimits
+from pie_xla.process.requests import (
+    ProgramCache,
+    RequestError,
+    integer,
+    integers,
+    loads,
+    parse_pass,
+    parse_value,
+    words_of,
+)
+from pie_xla.process.wasm.hostapi import Pending
+
+WORLD = "pie:inferlet@0.1.0"
+MAX_CELL = 1 << 22  # elements of one channel cell
+DTYPES = {dtype.value: dtype for dtype in DType}
+WARNING, ERROR = 30, 40
+
+
+class Client(Protocol):
+    """What the engine gives one process (`Engine.client`)."""
+
+    def new_set(self) -> int: ...
+    def fork_set(self, ws: int) -> int: ...
+    def truncate_set(self, ws: int, n: int) -> None: ...
+    def drop_set(self, ws: int) -> None: ...
+    def new_pipeline(self, seed: int | None) -> int: ...
+    def close_pipeline(self, pipeline: int) -> None: ...
+    def cancel_pipeline(self, pipeline: int) -> None: ...
+    def new_channel(self, kind: TensorType, capacity: int) -> int: ...
+    def put_channel(self, channel: int, words: np.ndarray) -> None: ...
+    def set_channel(self, channel: int, words: np.ndarray) -> None: ...
+    def take_channel(self, channel: int) -> int: ...
+    def read_channel(self, channel: int) -> int: ...
+    def drop_channel(self, channel: int) -> None: ...
+    def submit(self, pipeline: int, request: PassRequest) -> int: ...
+    def release(self, ticket: int) -> None: ...
+    def close(self) -> None: ...
+
+
+Value = tuple[np.ndarray, ...] | PassError
+OpenClient = Callable[[Callable[[int, Value], None]], Client]
+
+
+class Language(Protocol):
+    """The model's tokenizer and chat template."""
+
+    def encode(self, text: str, specials: bool) -> Sequence[int]: ...
+    def decode(self, ids: Sequence[int], skip_specials: bool) -> str: ...
+    def chat(self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool) -> Sequence[int]: ...
+
+
+class Sink(Protocol):
+    """Where a process's words go; called on the process's thread."""
+
+    def sent(self, text: str) -> None: ...
+    def logged(self, level: int, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, dtype)."""
+
+    name: str
+    vocab_size: int
+    max_context: int
+    page_size: int
+    outputs: dict[str, tuple[tuple[int, ...], str]]
+    stop_tokens: tuple[int, ...]
+    prefix: tuple[int, ...]
+
+
+@dataclass
+class Flight:
+    """A submitted pass that the guest can still name: the sizes of its results, and what to undo if it fails."""
+
+    sizes: tuple[int, ...]
+    undo: list[tuple[int, int]]
+    line: str | None
+    arrived: bool = False
+    dropped: bool = False
+
+
+class InferletHost:
+    """Implements `pie_xla.process.wasm.hostapi.HostApi` for one process.
+
+    Args:
+        open_client: makes the engine client, given the event callback.
+        args: the program's input, which `session.args()` gives.
+        programs: shared parse cache.
+    """
+
+    def __init__(
+        self,
+        open_client: OpenClient,
+        facts: ModelFacts,
+        language: Language,
+        programs: ProgramCache,
+        sink: Sink,
+        limits: HostLimits | None = None,
+    ) -> None:
+        self._facts, self._language, self._programs, self._sink = facts, language, programs, sink
+        self._limits = limits or HostLimits()
+        self._events: deque[tuple[int, Value]] = deque()  # engine tickets
+        self._arrived = 0  # bytes, counted by the engine's thread
+        self._collected = 0  # bytes, counted by the process's thread
+        self._waiter: Callable[[], None] | None = None
+        self._flights: dict[int, Flight] = {}
+        self._asks: dict[int, TensorType] = {}  # takes and reads in flight
+        self._cells: dict[int, TensorType] = {}
+        self._receives: deque[int] = deque()
+        self._received = 0
+        self._inbox: deque[str] = deque()
+        self._inbox_open = True
+        self._output = 0
+        self._logged = 0
+        self._closed = False
+        self._client = open_client(self._on_event)
+
+    # -- events
+
+    def _on_event(self, ticket: int, value: Value) -> None:
+        """On the engine's thread."""
+        if not isinstance(value, PassError):
+            self._arrived += sum(array.nbytes for array in value)
+        self._events.append((ticket, value))
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            waiter()
+
+    def listen(self, ready: Callable[[], None]) -> None:
+        """Call `ready`, on any thread, whenever `collect` may have something: for a native process."""
+        self._waiter = ready
+
+    def collect(self) -> list[tuple[int, int, Any]]:
+        """Finished tickets as (ticket, 0, value) or (ticket, 1, {"message", "line", "undone"}); on the process's thread."""
+        found: list[tuple[int, int, Any]] = []
+        while self._events:
+            ticket, value = self._events.popleft()
+            event = self._event(ticket, value)
+            if event is not None:
+                found.append(event)
+        while self._receives and (self._inbox or not self._inbox_open):
+            ticket = self._receives.popleft()
+            found.append((ticket, 0, self._inbox.popleft() if self._inbox else None))
+        return found
+
+    def _event(self, ticket: int, value: Value) -> tuple[int, int, Any] | None:
+        flight = self._flights.get(ticket)
+        if flight is not None:
+            flight.arrived = True
+            if flight.dropped:
+                del self._flights[ticket]
+        ask = self._asks.pop(ticket, None)
+        if isinstance(value, PassError):
+            undone = flight.undo if flight is not None else []
+            if flight is not None and flight.dropped and not self._closed:
+                self.log(WARNING, f"a pass submitted at {value.line or flight.line} failed, and nothing awaited it: {value.cause}\n")
+                if not undone:
+                    return None
+            return ticket * 2, 1, {"message": value.cause, "line": value.line or "", "undone": undone}
+        self._collected += sum(array.nbytes for array in value)
+        if flight is None and ask is None or flight is not None and flight.dropped:
+            return None
+        return ticket * 2, 0, [array.tolist() for array in value]
+
+    def wait(self, timeout_ms: int | None) -> str | Pending[str]:
+        found = self.collect()
+        if found:
+            return encode_events(found)
+        pending: Pending[str] = Pending(lambda: encode_events(self.collect()), timeout_ms)
+        self._waiter = pending.wake
+        if self._events or self._receives and (self._inbox or not self._inbox_open):
+            pending.wake()  # it came between the collection and the waiter
+        return pending
+
+    # -- engine
+
+    def facts(self) -> str:
+        facts = self._facts
+        return json.dumps({
+            "world": WORLD,
+            "name": facts.name,
+            "vocab_size": facts.vocab_size,
+            "max_context": facts.max_context,
+            "page_size": facts.page_size,
+            "outputs": facts.outputs,
+            "stop_tokens": facts.stop_tokens,
+            "prefix": facts.prefix,
+            "seed": None,
+        }, separators=(",", ":"))
+
+    def new_set(self) -> int:
+        return self._live().new_set()
+
+    def fork_set(self, ws: int) -> int:
+        return self._live().fork_set(ws)
+
+    def truncate_set(self, ws: int, n: int) -> None:
+        self._live().truncate_set(ws, n)
+
+    def drop_set(self, ws: int) -> None:
+        self._live().drop_set(ws)
+
+    def new_pipeline(self, seed: int | None) -> int:
+        return self._live().new_pipeline(seed)
+
+    def close_pipeline(self, p: int, cancel: bool) -> None:
+        if cancel:
+            self._live().cancel_pipeline(p)
+        else:
+            self._live().close_pipeline(p)
+
+    def new_channel(self, spec: str) -> int:
+        wanted = loads(spec, 4096, "a channel's spec")
+        if type(wanted) is not dict or wanted.keys() != {"dtype", "shape", "capacity"}:
+            raise RequestError("a channel's spec has exactly dtype, shape and capacity")
+        dtype = wanted["dtype"]
+        if type(dtype) is not str or dtype not in DTYPES:
+            raise RequestError(f"a channel's dtype is {dtype!r:.60}, not one of {', '.join(DTYPES)}")
+        shape = integers(wanted["shape"], "a channel's shape", MAX_CELL + 1)
+        if len(shape) > 4 or 0 in shape:
+            raise RequestError(f"a channel's shape is {list(shape)}: at most 4 dimensions of at least 1")
+        kind = TensorType(DTYPES[dtype], shape)
+        if kind.size > MAX_CELL:
+            raise RequestError(f"a channel's cell has {kind.size} elements; the limit is {MAX_CELL}")
+        capacity = integer(wanted["capacity"], "a channel's capacity", 1 << 16)
+        if capacity < 1:
+            raise RequestError("a channel's capacity is at least 1")
+        channel = self._live().new_channel(kind, capacity)
+        self._cells[channel] = kind
+        return channel
+
+    def channel(self, ch: int, op: str, value: str) -> int:
+        client = self._live()
+        match op:
+            case "take" | "read":
+                kind = self._cell(ch)
+                self._room()
+                ticket = client.take_channel(ch) if op == "take" else client.read_channel(ch)
+                self._asks[ticket] = kind
+                return ticket * 2
+            case "put" | "set":
+                kind = self._cell(ch)
+                given = loads(value, self._limits.request_bytes, "a channel's value")
+                words = words_of(parse_value(given, kind, "the channel's value"))
+                if op == "put":
+                    client.put_channel(ch, words)
+                else:
+                    client.set_channel(ch, words)
+                return 0
+            case "drop":
+                self._cell(ch)
+                del self._cells[ch]
+                client.drop_channel(ch)
+                return 0
+        raise RequestError(f"a channel has no operation {op!r:.60}")
+
+    def submit(self, pipe: int, request: str) -> int:
+        return self.submit_request(pipe, loads(request, self._limits.request_bytes, "a submit"))
+
+    def submit_request(self, pipe: int, request: Any) -> int:
+        """A submit as its dict; natively "program" may be a traced `Program` itself."""
+        client = self._live()
+        if type(request) is dict:
+            self._drop(integers(request.get("drop") or [], "drop", 1 << 53))
+        self._room()
+        parsed = parse_pass(request, self._program, self._facts.vocab_size)
+        sources = tuple(self._source(row) for row in parsed.rows)
+        parsed = PassRequest(
+            sources, parsed.geometry, parsed.readout, parsed.program, parsed.params, parsed.channels, parsed.line
+        )
+        undo = [(row.set, self._count(row)) for row in sources if row.set is not None and parsed.geometry is Geometry.FOLD]
+        ticket = client.submit(pipe, parsed)
+        sizes = () if parsed.program is None else tuple(kind.size for kind in parsed.program.results)
+        self._flights[ticket] = Flight(sizes, undo, parsed.line)
+        return ticket * 2
+
+    def _program(self, program: Any) -> Program:
+        if type(program) is not str:
+            raise RequestError("program is a string")
+        return self._programs.get(program)
+
+    def _source(self, row: Row) -> Row:
+        """The row with the guest's ticket number turned into the engine's, which must be one it may name."""
+        match row.tokens:
+            case FromTicket(ticket, index):
+                flight = self._flights.get(ticket // 2)
+                if ticket % 2 or flight is None or flight.dropped:
+                    raise RequestError(f"ticket {ticket} is not a pass of this process, or its Output was dropped")
+                if index >= len(flight.sizes):
+                    raise RequestError(f"ticket {ticket} has {len(flight.sizes)} results, not a result {index}")
+                return Row(row.set, FromTicket(ticket // 2, index))
+            case FromChannel(channel):
+                self._cell(channel)
+        return row
+
+    def _count(self, row: Row) -> int:
+        match row.tokens:
+            case FromTicket(ticket, index):
+                return self._flights[ticket].sizes[index]
+            case FromChannel(channel):
+                return self._cells[channel].size
+            case tokens:
+                return len(tokens)
+
+    def _drop(self, tickets: tuple[int, ...]) -> None:
+        for number in tickets:
+            ticket = number // 2
+            flight = None if number % 2 else self._flights.get(ticket)
+            if flight is None or flight.dropped:
+                continue  # a take, a receive, or already gone: nothing is held
+            flight.dropped = True
+            if flight.arrived:
+                del self._flights[ticket]
+            self._live().release(ticket)
+
+    def _cell(self, channel: int) -> TensorType:
+        kind = self._cells.get(channel)
+        if kind is None:
+            raise RequestError(f"channel {channel} is not one of this process")
+        return kind
+
+    def _room(self) -> None:
+        """Refuse to ask for more while too much is unread or in flight."""
+        unread = self._arrived - self._collected
+        if unread > self._limits.unread_bytes:
+            raise RequestError(
+                f"{unread} bytes of results are unread (the limit is {self._limits.unread_bytes})",
+                "await results, or let go of Outputs that you do not need",
+            )
+        open_tickets = len(self._flights) + len(self._asks) + len(self._receives)
+        if open_tickets >= self._limits.tickets:
+            raise RequestError(
+                f"{open_tickets} results are asked for or held (the limit is {self._limits.tickets})",
+                "await passes as you go, and do not keep every Output",
+            )
+
+    def _live(self) -> Client:
+        if self._closed:
+            raise RequestError("the process has ended")
+        return self._client
+
+    # -- session
+
+    def send(self, text: str) -> None:
+        self._output += len(text.encode("utf-8", "replace"))
+        if self._output > self._limits.output_bytes:
+            raise RequestError(f"the process sent more than its limit of {self._limits.output_bytes} bytes of output")
+        self._sink.sent(text)
+
+    def receive(self) -> int:
+        self._room()
+        self._received += 1
+        ticket = self._received * 2 + 1
+        self._receives.append(ticket)
+        return ticket
+
+    def log(self, level: int, text: str) -> None:
+        if self._logged > self._limits.log_bytes:
+            return
+        self._logged += len(text)
+        if self._logged > self._limits.log_bytes:
+            text = f"this process logged more than {self._limits.log_bytes} characters; the rest is dropped\n"
+            level = WARNING
+        self._sink.logged(level, text)
+
+    # -- model
+
+    def encode(self, text: str, specials: bool) -> Sequence[int]:
+        self._sized(text, "the text to encode")
+        return self._language.encode(text, specials)
+
+    def decode(self, ids: Sequence[int], skip_specials: bool) -> str:
+        if len(ids) and max(ids) >= self._facts.vocab_size:
+            raise RequestError(f"token {max(ids)} is not in the vocabulary of {self._facts.vocab_size}")
+        return self._language.decode(ids, skip_specials)
+
+    def chat(self, request: str) -> Sequence[int]:
+        wanted = loads(request, self._limits.request_bytes, "a chat request")
+        if type(wanted) is not dict or type(wanted.get("messages")) is not list:
+            raise RequestError("a chat request is an object with messages")
+        tools = wanted.get("tools")
+        if tools is not None and type(tools) is not list:
+            raise RequestError("tools is a list, or null")
+        if not all(type(message) is dict for message in wanted["messages"]):
+            raise RequestError("a message is an object with role and content")
+        return self._language.chat(wanted["messages"], tools, wanted.get("add_generation_prompt") is not False)
+
+    def _sized(self, text: str, what: str) -> None:
+        if len(text) > self._limits.text_bytes:
+            raise RequestError(f"{what} has {len(text)} characters; the limit is {self._limits.text_bytes}")
+
+    # -- the process's owner
+
+    def post(self, text: str) -> None:
+        """Give the process a message; from any thread."""
+        self._sized(text, "a message")
+        if not self._inbox_open:
+            raise PieError("the process takes no more messages")
+        if len(self._inbox) >= self._limits.inbox:
+            raise PieError(f"the process has {len(self._inbox)} messages it has not received; that is its limit")
+        self._inbox.append(text)
+        self._wake()
+
+    def close_inbox(self) -> None:
+        """No message will come any more: waiting receives end with None."""
+        self._inbox_open = False
+        self._wake()
+
+    def close(self) -> None:
+        """Give everything back to the engine; later calls are refused."""
+        if not self._closed:
+            self._closed = True
+            self._inbox_open = False
+            self._client.close()
+
+    @property
+    def output_bytes_left(self) -> int:
+        return max(0, self._limits.output_bytes - self._output)
+
+
+def encode_events(events: list[tuple[int, int, Any]]) -> str:
+    """Compact JSON; floats without a JSON form become "nan", "inf", "-inf"."""
+    try:
+        return json.dumps(events, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_named(events), separators=(",", ":"))
+
+
+def _named(value: Any) -> Any:
+    match value:
+        case float() if value != value:
+            return "nan"
+        case float() if value in (float("inf"), float("-inf")):
+            return "inf" if value > 0 else "-inf"
+        case list() | tuple():
+            return [_named(item) for item in value]
+        case dict():
+            return {key: _named(item) for key, item in value.items()}
+        case _:
+            return value

@@ -1,0 +1,177 @@
+"""A submit's JSON, checked and turned into the engine's `PassRequest`. Everything here may be hostile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassRequest, Row
+from pie_xla.errors import PieError
+from pie_xla.eta.types import DType, Program, TensorType
+
+GEOMETRIES = {geometry.value: geometry for geometry in Geometry}
+FIELDS = frozenset(("rows", "geometry", "readout", "program", "params", "channels", "line", "drop"))
+U32 = 1 << 32
+
+
+class RequestError(PieError):
+    """A host call that makes no sense; the message goes to the program's author."""
+
+
+class ProgramCache:
+    """Parsed programs by their text, shared by all processes of a server; the least recently used go first."""
+
+    def __init__(self, parse: Callable[[str], Program], entries: int = 512) -> None:
+        self._parse, self._entries = parse, entries
+        self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, text: str) -> Program:
+        with self._lock:
+            program = self._programs.get(text)
+            if program is not None:
+                self._programs.move_to_end(text)
+                return program
+        program = self._parse(text)
+        with self._lock:
+            self._programs[text] = program
+            while len(self._programs) > self._entries:
+                self._programs.popitem(last=False)
+        return program
+
+
+def loads(text: str, limit: int, what: str) -> Any:
+    """Parse JSON of bounded size."""
+    if len(text) > limit:
+        raise RequestError(f"{what} has {len(text)} characters; the limit is {limit}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{what} is not JSON: {error}") from None
+
+
+def integer(value: Any, what: str, bound: int = U32) -> int:
+    if type(value) is not int or not 0 <= value < bound:
+        raise RequestError(f"{what} is {value!r:.60}, not an int in 0..{bound - 1}")
+    return value
+
+
+def integers(value: Any, what: str, bound: int = U32) -> tuple[int, ...]:
+    if type(value) is not list:
+        raise RequestError(f"{what} is {type(value).__name__}, not a list of ints")
+    # set and min/max run in C: a long prompt costs microseconds
+    if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) >= bound):
+        at = next(i for i, item in enumerate(value) if type(item) is not int or not 0 <= item < bound)
+        raise RequestError(f"{what}: entry {at} is {value[at]!r:.60}, not an int in 0..{bound - 1}")
+    return tuple(value)
+
+
+def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: int) -> PassRequest:
+    """The pass that `request` (the submit JSON's dict) describes.
+
+    Args:
+        program_of: from the request's "program" (not None) to a program; raises `PieError`.
+        vocab_size: tokens are ids below it.
+    """
+    if type(request) is not dict:
+        raise RequestError("a submit is a JSON object")
+    unknown = request.keys() - FIELDS
+    if unknown:
+        raise RequestError(f"a submit has no field {min(unknown)!r:.60}")
+    rows = request.get("rows")
+    if type(rows) is not list or not rows:
+        raise RequestError("a submit needs at least one row")
+    geometry = request.get("geometry", "fold")
+    if type(geometry) is not str or geometry not in GEOMETRIES:
+        raise RequestError(f"geometry {geometry!r:.60} is not one of {', '.join(GEOMETRIES)}")
+    readout = request.get("readout")
+    if readout is not None:
+        if type(readout) is not list or len(readout) != len(rows):
+            raise RequestError(f"readout needs one list per row ({len(rows)} rows)")
+        readout = tuple(integers(wanted, f"readout of row {i}") for i, wanted in enumerate(readout))
+    line = request.get("line") or None
+    if line is not None and (type(line) is not str or len(line) > 512):
+        raise RequestError("line is a short string")
+    text = request.get("program")
+    program = None if text is None else program_of(text)
+    params = parse_params(request.get("params") or [], () if program is None else program.params)
+    channels = integers(request.get("channels") or [], "channels")
+    wanted = 0 if program is None else len(program.channels)
+    if len(channels) != wanted:
+        raise RequestError(f"the program uses {wanted} channels, the submit gives {len(channels)}")
+    if program is not None and program.rows != len(rows):
+        raise RequestError(f"the program was traced for {program.rows} rows, the submit has {len(rows)}")
+    parsed = tuple(parse_row(i, row, vocab_size) for i, row in enumerate(rows))
+    return PassRequest(parsed, GEOMETRIES[geometry], readout, program, params, channels, line)
+
+
+def parse_row(i: int, row: Any, vocab_size: int) -> Row:
+    if type(row) is not dict or len(row) != 2 or "set" not in row:
+        raise RequestError(f"row {i} needs a set and one of tokens, ticket, channel")
+    handle = None if row["set"] is None else integer(row["set"], f"set of row {i}")
+    if "tokens" in row:
+        tokens = integers(row["tokens"], f"tokens of row {i}", vocab_size)
+        if not tokens:
+            raise RequestError(f"row {i} has no tokens")
+        return Row(handle, tokens)
+    if "ticket" in row:
+        source = integers(row["ticket"], f"ticket of row {i}", 1 << 53)
+        if len(source) != 2:
+            raise RequestError(f"ticket of row {i} is [ticket, result]")
+        return Row(handle, FromTicket(*source))
+    if "channel" in row:
+        return Row(handle, FromChannel(integer(row["channel"], f"channel of row {i}")))
+    raise RequestError(f"row {i} needs a set and one of tokens, ticket, channel")
+
+
+def parse_params(values: Any, types: tuple[TensorType, ...]) -> tuple[np.ndarray, ...]:
+    if type(values) is not list or len(values) != len(types):
+        got = len(values) if type(values) is list else type(values).__name__
+        raise RequestError(f"the program has {len(types)} parameters, the submit gives {got}")
+    return tuple(parse_value(value, kind, f"parameter {i}") for i, (value, kind) in enumerate(zip(values, types)))
+
+
+def parse_value(value: Any, kind: TensorType, what: str) -> np.ndarray:
+    """A JSON number or nested list as an array of exactly `kind`. Floats may be "nan", "inf" and "-inf"."""
+    flat: list[Any] = []
+    flatten(value, kind.shape, flat, what)
+    kinds = set(map(type, flat))
+    match kind.dtype:
+        case DType.BOOL:
+            good = kinds == {bool}
+        case DType.F32:
+            good = kinds <= {int, float, str}
+            if str in kinds and good:
+                good = all(item in ("nan", "inf", "-inf") for item in flat if type(item) is str)
+                flat = [float(item) for item in flat] if good else flat
+        case _:
+            good = kinds == {int}
+    if not good:
+        raise RequestError(f"{what} is not {kind}")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(flat, kind.dtype.numpy).reshape(kind.shape)
+    except (OverflowError, ValueError):
+        raise RequestError(f"{what} has a number that {kind.dtype} cannot hold") from None
+
+
+def flatten(value: Any, shape: tuple[int, ...], into: list[Any], what: str) -> None:
+    if not shape:
+        into.append(value)
+    elif type(value) is not list or len(value) != shape[0]:
+        raise RequestError(f"{what} does not have shape {list(shape)}")
+    else:
+        for item in value:
+            flatten(item, shape[1:], into, what)
+
+
+def words_of(array: np.ndarray) -> np.ndarray:
+    """An array's elements as u32 words, row-major: what the device's register file holds."""
+    if array.dtype == np.bool_:
+        return array.astype(np.uint32).ravel()
+    return np.ascontiguousarray(array).view(np.uint32).ravel()
