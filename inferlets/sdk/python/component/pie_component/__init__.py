@@ -1,0 +1,1 @@
+"""The generic Python language component: runs an author's source inside the sandbox. Nothing here is an author's API."""
