@@ -53,7 +53,10 @@ test-all: lint
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks
 
-wheel: | $(BIN)/python
+# The wheel carries the language component, so that its users need not build it.
+wheel: $(VENV)/.installed
+	rm -rf pie_xla/_component
+	$(BIN)/python -m pie_xla.process.wasm.build pie_xla/_component
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:

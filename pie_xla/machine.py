@@ -44,4 +44,5 @@ def disk_free(folder: Path) -> int:
 
 def process_age() -> float:
     """Seconds since this process was started, the interpreter's own start included."""
-    return time.time() - psutil.Process().create_time()
+    started: float = psutil.Process().create_time()
+    return time.time() - started

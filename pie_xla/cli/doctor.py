@@ -63,7 +63,8 @@ def versions(config: Config) -> Iterator[Finding]:
         yield warn("pie-xla", f"{__version__}, run from its tree and not installed", "install it: pip install -e .")
         return
     yield ok("pie-xla", __version__)
-    good, bad = [], []
+    good: list[tuple[Requirement, str]] = []
+    bad: list[tuple[Requirement, str]] = []
     for text in required:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):

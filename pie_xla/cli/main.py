@@ -6,6 +6,7 @@ Subcommands are imported when they are called: `pie-xla --help` loads neither JA
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -35,6 +36,10 @@ COMMANDS = {
 }
 
 
+class ReaderGoneError(Exception):
+    """Whoever read stdout has closed it."""
+
+
 class LazyGroup(click.Group):
     """A group whose subcommands are imported on use."""
 
@@ -47,6 +52,12 @@ class LazyGroup(click.Group):
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGoneError from None  # click would make it exit code 1, like a program that failed
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -96,7 +107,7 @@ def invoke(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
+    except (ReaderGoneError, BrokenPipeError):
         # The reader of stdout is gone; leave nothing for the interpreter's own flush to trip over.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
@@ -105,6 +116,10 @@ def invoke(arguments: list[str] | None = None) -> int:
 def main() -> NoReturn:
     """The console script."""
     signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        # A program's text may hold half a surrogate pair, or the terminal may know fewer characters.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     code = invoke()
     if code in (INTERRUPTED, BROKEN_PIPE):
         # A compile or a native call in another thread would be waited for; it holds nothing that must be kept.
