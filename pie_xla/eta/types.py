@@ -60,7 +60,7 @@ class TensorType:
 class Read:
     """A model output that the program uses: `name` at row `row` of its own pass.
 
-    `shape` is the output's suffix (`[V]` for logits), with the readout count R in front when the row's readout is given.
+    `shape` is the output's suffix (`[V]` for logits), with the readout count R in front when the row's readout is set.
     """
 
     row: int

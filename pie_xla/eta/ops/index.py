@@ -1,0 +1,169 @@
+"""Reading and writing by index. Reading outside gives 0, writing outside is skipped; a negative index is outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pie_xla.eta.op import Op, family
+from pie_xla.eta.rules import Attr
+
+Array = Any
+_op = family("index and mask")
+
+_LENGTH = Attr("length", "int", "number of keys", 1)
+
+
+def _inside(idx: Array, extent: int) -> tuple[Array, Array]:
+    """bool and i32: whether each index is inside, and the index (0 where it is not)."""
+    inside = (idx >= 0) & (idx < extent)
+    return inside, jnp.where(inside, idx, 0).astype(jnp.int32)
+
+
+def _gather(src: Array, idx: Array) -> Array:
+    inside, safe = _inside(idx, src.shape[0])
+    taken = jnp.take(src, safe, axis=0, mode="clip")
+    keep = lax.broadcast_in_dim(inside, taken.shape, tuple(range(idx.ndim)))
+    return jnp.where(keep, taken, jnp.zeros_like(taken))
+
+
+def _gather_oracle(src: np.ndarray, idx: np.ndarray) -> np.ndarray:
+    out = np.zeros(idx.shape + src.shape[1:], src.dtype)
+    for at in np.ndindex(idx.shape):
+        if 0 <= int(idx[at]) < src.shape[0]:
+            out[at] = src[int(idx[at])]
+    return out
+
+
+def _gather_row(src: Array, idx: Array) -> Array:
+    inside, safe = _inside(idx, src.shape[1])
+    taken = jnp.take_along_axis(src, safe[:, None], axis=1, mode="clip")[:, 0]
+    return jnp.where(inside, taken, jnp.zeros_like(taken))
+
+
+def _gather_row_oracle(src: np.ndarray, idx: np.ndarray) -> np.ndarray:
+    return np.asarray([row[int(i)] if 0 <= int(i) < len(row) else 0 for row, i in zip(src, idx, strict=True)], src.dtype)
+
+
+def _flat(base: Array, idx: Array, values: Array) -> tuple[Array, Array]:
+    """Target row per update (n where it is outside: dropped) and the values as [S, rest...]."""
+    n, rest = base.shape[0], base.shape[1:]
+    inside = (idx >= 0) & (idx < n)
+    target = jnp.where(inside, idx.astype(jnp.int32), n).reshape(-1)
+    return target, jnp.broadcast_to(values, idx.shape + rest).reshape((-1, *rest))
+
+
+def _scatter_add(base: Array, idx: Array, values: Array) -> Array:
+    target, rows = _flat(base, idx, values)
+    return base.at[target].add(rows, mode="drop")
+
+
+def _scatter_set(base: Array, idx: Array, values: Array) -> Array:
+    # XLA leaves duplicates unordered, so the last update of each row is found first.
+    target, rows = _flat(base, idx, values)
+    order = lax.iota(jnp.int32, target.shape[0])
+    last = jnp.full((base.shape[0],), -1, jnp.int32).at[target].max(order, mode="drop")
+    written = lax.broadcast_in_dim(last >= 0, base.shape, (0,))
+    return jnp.where(written, jnp.take(rows, jnp.maximum(last, 0), axis=0, mode="clip"), base)
+
+
+def _scatter_oracle(add: bool) -> Any:
+    def oracle(base: np.ndarray, idx: np.ndarray, values: np.ndarray) -> np.ndarray:
+        out = base.astype(np.float64) if base.dtype == np.float32 else base.astype(np.int64)
+        full = np.broadcast_to(values, idx.shape + base.shape[1:])
+        for at in np.ndindex(idx.shape):
+            if 0 <= int(idx[at]) < base.shape[0]:
+                out[int(idx[at])] = out[int(idx[at])] + full[at] if add else full[at]
+        if base.dtype in (np.float32, np.bool_):
+            return out.astype(base.dtype)
+        return (out & 0xFFFFFFFF).astype(np.uint32).view(base.dtype)
+
+    return oracle
+
+
+def _fill(mask: Array, x: Array) -> Array:
+    return jnp.where(jnp.broadcast_to(mask, x.shape), x, -jnp.inf)
+
+
+def _mask_apply(x: Array, mask: Array) -> Array:
+    return _fill(mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape), x)
+
+
+def _mask_apply_packed(x: Array, mask: Array) -> Array:
+    bits = (mask[:, None] >> lax.iota(jnp.uint32, 32)[None, :]) & 1
+    keep = bits.reshape(-1)[: x.shape[-1]] == 1
+    return _fill(keep.reshape((1,) * (x.ndim - 1) + keep.shape), x)
+
+
+def _mask_packed_oracle(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    keep = [int(mask[i // 32]) >> (i % 32) & 1 for i in range(x.shape[-1])]
+    return np.where(np.asarray(keep, bool), x, np.float32(-np.inf))
+
+
+def _window_mask(positions: Array, length: int, window: int, sink: int = 0) -> Array:
+    # Differences are taken on i32 after clamping: positions may be unsigned, and 2**31 or more is past any key.
+    own = jnp.clip(positions, -1, 2**30).astype(jnp.int32)[..., None]
+    key = jnp.broadcast_to(lax.iota(jnp.int32, length), (*positions.shape, length))
+    own = jnp.broadcast_to(own, key.shape)
+    return (key <= own) & ((own - key < window) | (key < sink))
+
+
+def _window_oracle(positions: np.ndarray, length: int, window: int, sink: int = 0) -> np.ndarray:
+    out = np.zeros((*positions.shape, length), bool)
+    for at in np.ndindex(positions.shape):
+        own = int(positions[at])
+        for key in range(length):
+            out[(*at, key)] = key <= own and (key + window > own or key < sink)
+    return out
+
+
+_WIDE = 1 << 30
+_WINDOW = Attr("window", "int", "positions a query sees, its own included", 1)
+_SINK = Attr("sink", "int", "first keys that stay visible", 0)
+_MASK = "positions: int[*s] -> bool[*s, length]"
+
+OPS: tuple[Op, ...] = (
+    _op(
+        "gather", "src: any[n, *r], idx: int[*s] -> any[*s, *r]", "src[idx] along the first axis; 0 outside.",
+        _gather, _gather_oracle,
+    ),
+    _op(
+        "gather_row", "src: any[m, n], idx: int[m] -> any[m]", "src[i, idx[i]]: one column per row; 0 outside.",
+        _gather_row, _gather_row_oracle, cost="m",
+    ),
+    _op(
+        "scatter_add", "base: num[n, *r], idx: int[*s], values: num[*s~, *r~] -> num[n, *r]",
+        "base with values added at idx of the first axis; duplicates add up, outside is skipped.",
+        _scatter_add, _scatter_oracle(True), cost="n * size(r) + 8 * size(s) * size(r)",
+    ),
+    _op(
+        "scatter_set", "base: any[n, *r], idx: int[*s], values: any[*s~, *r~] -> any[n, *r]",
+        "base with values written at idx of the first axis; of duplicates the last wins, outside is skipped.",
+        _scatter_set, _scatter_oracle(False), cost="n * size(r) + 8 * size(s) * size(r)",
+    ),
+    _op(
+        "mask_apply", "x: f32[*s, n], mask: bool[*s~, n] -> f32[*s, n]", "x where the mask holds, else -inf.",
+        _mask_apply, lambda x, mask: np.where(mask, x, np.float32(-np.inf)),
+    ),
+    _op(
+        "mask_apply_packed", "x: f32[*s, n], mask: u32[(n + 31) // 32] -> f32[*s, n]",
+        "x where its bit holds, else -inf; element i is bit i % 32 of word i // 32, one mask for all rows.",
+        _mask_apply_packed, _mask_packed_oracle,
+    ),
+    _op(
+        "causal_mask", _MASK, "Key k is visible to position p when k <= p.",
+        lambda positions, length: _window_mask(positions, length, 2 * _WIDE - 1),
+        lambda positions, length: np.arange(length) <= positions[..., None].astype(np.int64), attrs=(_LENGTH,),
+    ),
+    _op(
+        "sliding_window_mask", _MASK, "Key k is visible to position p when k <= p and k + window > p.",
+        _window_mask, _window_oracle, attrs=(_LENGTH, _WINDOW),
+    ),
+    _op(
+        "sink_window_mask", _MASK, "As sliding_window_mask, and the first `sink` keys stay visible.",
+        _window_mask, _window_oracle, attrs=(_LENGTH, _WINDOW, _SINK),
+    ),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Random values and draws: pure functions of the seed, the pass's ordinal, the stream and the element."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pie_xla.eta import rng
+from pie_xla.eta.op import Op, family
+from pie_xla.eta.rules import MAX_STREAM, Attr
+
+Array = Any
+_op = family("random")
+
+BLOCK = 256
+
+
+def _uniform(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
+    return rng.uniform(draw.bits(stream, prod(shape))).reshape(shape)
+
+
+def _gumbel(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
+    return rng.gumbel(draw.bits(stream, prod(shape))).reshape(shape)
+
+
+def _gumbel_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> np.ndarray:
+    v = (draw.bits(stream, prod(shape)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    wide = np.minimum(v, np.float32(1 - 2.0**-24)).astype(np.float64)
+    return (-np.log(-np.log1p(-wide))).astype(np.float32).reshape(shape)
+
+
+def _first(hit: Array, otherwise: Array) -> Array:
+    """i32[..., 1]: index of the first hit of the last axis, else the last index where `otherwise` holds, else 0."""
+    at = lax.broadcasted_iota(jnp.int32, hit.shape, hit.ndim - 1)
+    n = hit.shape[-1]
+    first = jnp.min(jnp.where(hit, at, n), axis=-1, keepdims=True)
+    return jnp.where(first < n, first, jnp.max(jnp.where(otherwise, at, 0), axis=-1, keepdims=True))
+
+
+def _at(x: Array, index: Array) -> Array:
+    return jnp.take_along_axis(x, index, axis=-1, mode="clip")
+
+
+def _categorical(draw: rng.Draw, x: Array, stream: int) -> Array:
+    """Inverse CDF at two levels: the block of 256 that holds the target mass, then the element inside it."""
+    rows, n = x.shape[:-1], x.shape[-1]
+    u = rng.uniform(draw.bits(stream, prod(rows))).reshape((*rows, 1))
+    usable = jnp.where(jnp.isnan(x), -jnp.inf, x)
+    best = jnp.broadcast_to(jnp.max(usable, axis=-1, keepdims=True), x.shape)
+    mass = jnp.where((usable == best) & (best > -jnp.inf), 1.0, jnp.exp(usable - jnp.where(jnp.isinf(best), 0.0, best)))
+    mass = jnp.where(best == jnp.inf, (usable == best).astype(jnp.float32), mass)
+    blocks = -(-n // BLOCK)
+    padded = jnp.pad(mass, [(0, 0)] * len(rows) + [(0, blocks * BLOCK - n)]).reshape((*rows, blocks, BLOCK))
+    sums = jnp.sum(padded, axis=-1)
+    total = jnp.cumsum(sums, axis=-1)
+    target = u * total[..., -1:]
+    # A rounded running sum may pass the target at a block without mass: such a block is never the answer.
+    block = _first((total > jnp.broadcast_to(target, total.shape)) & (sums > 0.0), sums > 0.0)
+    rest = target - (_at(total, block) - _at(sums, block))
+    inner = jnp.take_along_axis(padded, block[..., None], axis=-2, mode="clip")[..., 0, :]
+    running = jnp.cumsum(inner, axis=-1)
+    element = _first((running > jnp.broadcast_to(rest, running.shape)) & (inner > 0.0), inner > 0.0)
+    return (block * BLOCK + element)[..., 0]
+
+
+def _categorical_oracle(draw: rng.OracleDraw, x: np.ndarray, stream: int) -> np.ndarray:
+    rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
+    u = rng.uniform(draw.bits(stream, len(rows))).astype(np.float64)
+    picks = []
+    for row, share in zip(rows, u, strict=True):
+        row = np.where(np.isnan(row), -np.inf, row)
+        if np.isposinf(row.max()):
+            mass = np.isposinf(row).astype(np.float64)
+        elif np.isneginf(row.max()):
+            picks.append(0)
+            continue
+        else:
+            mass = np.exp(row - row.max()).astype(np.float32).astype(np.float64)
+        picks.append(int(np.searchsorted(np.cumsum(mass), share * mass.sum(), side="right")))
+    return np.asarray(picks, np.int32).reshape(x.shape[:-1])
+
+
+_SHAPE = Attr("shape", "shape", "extents of the result")
+_STREAM = Attr("stream", "int", "which independent stream of the pass; set when traced", 0, MAX_STREAM - 1)
+
+OPS: tuple[Op, ...] = (
+    _op(
+        "uniform", "-> f32[*shape]", "Uniform in the open interval (0, 1): odd multiples of 2**-24.",
+        _uniform, lambda draw, shape, stream: rng.uniform(draw.bits(stream, prod(shape))).reshape(shape),
+        attrs=(_SHAPE, _STREAM), cost="64 * elements", random=True,
+    ),
+    _op(
+        "gumbel", "-> f32[*shape]", "Standard Gumbel: argmax(logits + gumbel) draws from softmax(logits).",
+        _gumbel, _gumbel_oracle, attrs=(_SHAPE, _STREAM), cost="80 * elements", random=True,
+    ),
+    _op(
+        "categorical", "x: f32[*s, n] -> i32[*s]",
+        "One index per row drawn from softmax(x), by one uniform per row. NaN and -inf are never drawn; with nothing left 0; "
+        "+inf takes all.",
+        _categorical, _categorical_oracle, attrs=(_STREAM,), cost="16 * elements", random=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,69 @@
+"""Shapes, joining, cutting, products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pie_xla.eta.op import Op, family
+from pie_xla.eta.rules import Attr
+
+Array = Any
+_op = family("shape and linear")
+
+_SHAPE = Attr("shape", "shape", "extents of the result")
+_AXIS = Attr("axis", "int", "dimension, counted from 0", 0, 3, 0)
+
+
+def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    return lax.broadcast_in_dim(x, shape, tuple(range(x.ndim)))
+
+
+def _broadcast_oracle(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape).copy()
+
+
+def _slice_oracle(x: np.ndarray, start: int, stop: int, axis: int) -> np.ndarray:
+    return np.take(x, np.arange(start, stop), axis=axis)
+
+
+def _matmul_oracle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.einsum("...k,kn->...n", a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
+
+
+OPS: tuple[Op, ...] = (
+    _op(
+        "reshape", "x: any[*s] -> any[*shape]", "The same elements in row-major order under another shape.",
+        lambda x, shape: jnp.reshape(x, shape), lambda x, shape: x.reshape(shape),
+        attrs=(_SHAPE,), where=("size(s) == size(shape)",),
+    ),
+    _op(
+        "broadcast", "x: any[*s] -> any[*shape]",
+        "Repeat to a larger shape. The dimensions of x line up with the FIRST ones of shape (not the last, as in NumPy); "
+        "each equals its target or is 1.",
+        _broadcast, _broadcast_oracle, attrs=(_SHAPE,), where=("leads(s, shape)",),
+    ),
+    _op("transpose", "x: any[m, n] -> any[n, m]", "Rows become columns.", jnp.transpose, lambda x: x.T),
+    _op(
+        "iota", "-> u32[n]", "0, 1, ... n - 1.",
+        lambda n: lax.iota(jnp.uint32, n), lambda n: np.arange(n, dtype=np.uint32),
+        attrs=(Attr("n", "int", "length", 1),),
+    ),
+    _op(
+        "concat", "x: any[*a@axis, m, *b], y: any[*a@axis, n, *b] -> any[*a, m + n, *b]", "y after x along an axis.",
+        lambda x, y, axis: jnp.concatenate([x, y], axis), lambda x, y, axis: np.concatenate([x, y], axis), attrs=(_AXIS,),
+    ),
+    _op(
+        "slice", "x: any[*a@axis, n, *b] -> any[*a, stop - start, *b]", "Elements start to stop - 1 along an axis.",
+        lambda x, start, stop, axis: lax.slice_in_dim(x, start, stop, axis=axis), _slice_oracle,
+        attrs=(Attr("start", "int", "first element"), Attr("stop", "int", "one past the last element"), _AXIS),
+        where=("0 <= start < stop <= n",),
+    ),
+    _op(
+        "matmul", "a: f32[*s, k], b: f32[k, n] -> f32[*s, n]", "Sum over k of a[..., k] * b[k, n], in full f32 precision.",
+        lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST), _matmul_oracle, cost="size(s) * k * n",
+    ),
+)  # fmt: skip
