@@ -252,7 +252,7 @@ class Config:
 
     @property
     def store_dir(self) -> Path:
-        return self.environment.data_dir / "models" if isinstance(self.model.store, Auto) else self.model.store
+        return self.environment.data_dir if isinstance(self.model.store, Auto) else self.model.store
 
     @property
     def cache_dir(self) -> Path:

@@ -21,16 +21,16 @@ from pie_xla.errors import PieError
 from pie_xla.launch import Event, Failed, Launch, Launched, Logged, Returned, Sent, Service
 
 BODY_LIMIT = 4 << 20  # bytes of a request
+SEEDS = 1 << 32
 
 
 @dataclass
 class Backend:
-    """What the routes serve from. `service` is None until the model is loaded; `failure` says why it never will be."""
+    """What the routes serve from. `service` is None until the model is loaded."""
 
     model_name: str
     inferlets: Mapping[str, str]  # name -> source
     service: Service | None = None
-    failure: PieError | None = None
     running: set[Launched] = field(default_factory=set)
 
 
@@ -53,8 +53,6 @@ def create_app(backend: Backend, allowed_hosts: list[str]) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        if backend.failure is not None:
-            return _error(RefusedError(503, "failed", backend.failure.message, backend.failure.hint))
         if backend.service is None:
             return _error(RefusedError(503, "loading", f"{backend.model_name} is being loaded"))
         return JSONResponse({"status": "ready", "model": backend.model_name})
@@ -147,11 +145,14 @@ def _read(data: bytes, backend: Backend) -> Body:
     if model is not None and model != backend.model_name:
         raise RefusedError(404, "unknown_model", f"'{model}' is not served here", f"served: {backend.model_name}")
     stream = _field(body, "stream", bool)
+    seed = _field(body, "seed", int)
+    if seed is not None and not 0 <= seed < SEEDS:
+        raise RefusedError(400, "bad_request", f"'seed' must be from 0 to {SEEDS - 1}")
     launch = Launch(
         source=source,
         file=f"{name or 'posted'}.py",
         input=_field(body, "input", dict) or {},
-        seed=_field(body, "seed", int),
+        seed=seed,
     )
     return Body(launch, stream=True if stream is None else stream)
 
