@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
@@ -14,7 +14,7 @@ class Task(Protocol):
 class Progress(Protocol):
     """A listener for long work; the CLI draws it on stderr."""
 
-    def task(self, name: str, total: float | None = None) -> object:
+    def task(self, name: str, total: float | None = None) -> AbstractContextManager[Task]:
         """Return a context manager that yields a `Task`; `total` is in the task's own unit (bytes, tensors, executables)."""
 
     def note(self, text: str) -> None:
