@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -56,18 +56,11 @@ class Model(Protocol):
 class Family(Protocol):
     """A module of `poem.models`."""
 
-    @staticmethod
-    def read(config: Mapping[str, Any]) -> Config:
-        """config.json as the family's Config."""
-        ...
+    Config: type[Any]  # with a classmethod from_json(config.json as a dictionary) -> Config
+    Model: Callable[[Any, str], Model]  # (config, dtype); called under `nnx.eval_shape`
 
     @staticmethod
-    def build(config: Any, dtype: str) -> Model:
-        """The model; called under `nnx.eval_shape`."""
-        ...
-
-    @staticmethod
-    def state(config: Any, ops: Ops, page_size: int, dtype: str) -> tuple[StateGroup, ...]:
+    def state_groups(config: Any, ops: Ops, page_size: int, dtype: str) -> tuple[StateGroup, ...]:
         """What a sequence keeps."""
         ...
 
@@ -77,8 +70,15 @@ class Family(Protocol):
         ...
 
 
-def paged_group(
-    name: str, layers: int, ops: Ops, kv: KV, heads: int, window: int | None = None
-) -> StateGroup:
-    """A group of `layers` attention layers whose page is whatever `ops` wants it to be."""
+def paged_group(name: str, layers: int, ops: Ops, kv: KV, heads: int, window: int | None = None) -> StateGroup:
+    """A group of `layers` attention layers whose page is whatever `ops` wants it to be; `heads`: query heads."""
     return StateGroup(name, StateKind.PAGED, layers, ops.kv_page(kv, heads), window, kv.page_size)
+
+
+def window_state(
+    layer_groups: Sequence[str], ops: Ops, kv: KV, heads: int, window: int | None
+) -> tuple[StateGroup, ...]:
+    """The groups "full" and "window", those that have layers."""
+    windows = {"full": None, "window": window}
+    counts = {name: layer_groups.count(name) for name in windows}
+    return tuple(paged_group(name, n, ops, kv, heads, windows[name]) for name, n in counts.items() if n)

@@ -1,4 +1,4 @@
-"""Model + kernels -> plain functions over flat dictionaries of arrays. The layer loop lives here, one per kind of backend."""
+"""Model + kernels -> plain functions over flat dictionaries of arrays. The layer loop lives here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from poem.context import Context
-from poem.family import Model
+from poem.family import Config, Model
 from poem.registry import family_of
 from poem.spec import Batch, Facts, Leaf, Ops, Place, PoemError, State, StateGroup, WeightRule
 
@@ -79,7 +79,9 @@ class LoweredModel:
         params = {name: stored[name] for name in self.outer.leaves}
         for segment in self.segments:
             for j, name in self._segment_names(segment):
-                layers = [stored[_layer_name(segment.start + j + r * segment.period, name)] for r in range(segment.repeats)]
+                layers = [
+                    stored[_layer_name(segment.start + j + r * segment.period, name)] for r in range(segment.repeats)
+                ]
                 params[_packed_name(segment, j, name)] = layers[0] if segment.repeats == 1 else jnp.stack(layers)
         return params
 
@@ -98,7 +100,9 @@ class LoweredModel:
             The new state, and `logits` f32[R, V], `hidden` f32[R, D] at `batch.readout`.
         """
         if unknown := [name for name in outputs if name not in self.facts.outputs]:
-            raise PoemError(f"{self.facts.model_type} has no output {unknown[0]!r}", f"it has: {', '.join(self.facts.outputs)}")
+            raise PoemError(
+                f"{self.facts.model_type} has no output {unknown[0]!r}", f"it has: {', '.join(self.facts.outputs)}"
+            )
         model: Model = self.outer.merge([params[name] for name in self.outer.leaves])
         with jax.named_scope("embed_tokens"):
             x, shared = model.embed(batch)
@@ -116,7 +120,9 @@ class LoweredModel:
                 values["logits"] = model.logits(hidden)
         return self._placed(state), values
 
-    def _run(self, segment: Segment, params: Arrays, x: jax.Array, state: State, context: Any) -> tuple[jax.Array, State]:
+    def _run(
+        self, segment: Segment, params: Arrays, x: jax.Array, state: State, context: Any
+    ) -> tuple[jax.Array, State]:
         period = range(segment.period)
         weights = [
             [params[_packed_name(segment, j, name)] for name in self.layers[segment.start + j].leaves] for j in period
@@ -128,7 +134,9 @@ class LoweredModel:
         base = [before.count(name) + names[:j].count(name) for j, name in enumerate(names)]
         stride = [names.count(name) for name in names]
 
-        def body(carry: tuple[jax.Array, State], xs: tuple[list[list[jax.Array]], Any]) -> tuple[tuple[jax.Array, State], None]:
+        def body(
+            carry: tuple[jax.Array, State], xs: tuple[list[list[jax.Array]], Any]
+        ) -> tuple[tuple[jax.Array, State], None]:
             x, state = carry
             arrays, repeat = xs
             for j in period:
@@ -184,18 +192,20 @@ def lower(
         PoemError: unknown architecture, or a variant of it that is not supported.
     """
     family = family_of(config)
-    settings = family.read(config)
-    model: Any = nnx.eval_shape(lambda: family.build(settings, dtype))
+    settings: Config = family.Config.from_json(config)
+    model: Any = nnx.eval_shape(lambda: family.Model(settings, dtype))
     layers = tuple(split(layer) for layer in model.layers)
     model.layers = nnx.List([])
     outer = split(model)
-    groups = family.state(settings, ops, page_size, dtype)
+    groups = family.state_groups(settings, ops, page_size, dtype)
     by_name = {group.name: group for group in groups}
     stored = dict(outer.leaves)
     for i, layer in enumerate(layers):
         stored |= {_layer_name(i, name): leaf for name, leaf in layer.leaves.items()}
-    segments = tuple(find_segments(settings.layer_groups)) if loop is Loop.SCAN else tuple(
-        Segment(i, 1, 1) for i in range(len(layers))
+    segments = (
+        tuple(find_segments(settings.layer_groups))
+        if loop is Loop.SCAN
+        else tuple(Segment(i, 1, 1) for i in range(len(layers)))
     )
     params = dict(outer.leaves)
     for segment in segments:

@@ -186,7 +186,7 @@ class KV:
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends: score = soft_cap(q . k * scale), over the last `window` cells, itself included (None: all)."""
+    """How a layer attends: score = soft_cap(q . k * scale) over the last `window` cells, own one included (None: all)."""
 
     scale: float
     window: int | None = None
@@ -254,7 +254,7 @@ class Transform(enum.Enum):
     def apply(self, tensor: np.ndarray[Any, Any], shape: tuple[int, ...], name: str) -> np.ndarray[Any, Any]:
         """`tensor` as a parameter of `shape`; PoemError names the tensor when its own shape is wrong.
 
-        Kernels keep the checkpoint's [out, in] order (the faster one on XLA:CPU from 1 to 32 rows), so this only reshapes.
+        Kernels keep the checkpoint's [out, in] order, the faster one on XLA:CPU from 1 to 32 rows: only reshapes here.
         """
         expected = self.source_shape(shape)
         if tuple(tensor.shape) != expected:

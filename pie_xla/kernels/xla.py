@@ -66,7 +66,7 @@ class XlaOps:
         last = (jnp.max(live) + block - 1) // block
         begin = jnp.int32(0)
         if how.window is not None:
-            oldest = jnp.where(batch.counts > 0, batch.starts - how.window + 1, jnp.iinfo(jnp.int32).max)
+            oldest = jnp.where(batch.counts > 0, batch.starts - how.window + 1, 2**31 - 1)
             begin = jnp.clip(jnp.min(oldest) // block, 0, last)
 
         def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:

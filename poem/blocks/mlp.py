@@ -8,7 +8,6 @@ import jax
 from flax import nnx
 
 from poem.blocks.linear import Linear
-from poem.spec import PoemError
 
 
 class Activation(enum.Enum):
@@ -17,15 +16,6 @@ class Activation(enum.Enum):
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
     GELU = "gelu"
-
-    @classmethod
-    def read(cls, name: str) -> Activation:
-        """The activation called `name`; PoemError when there is none."""
-        try:
-            return cls(name)
-        except ValueError:
-            known = ", ".join(a.value for a in cls)
-            raise PoemError(f"activation {name!r} (hidden_act) is not supported", f"supported: {known}") from None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         match self:
@@ -50,5 +40,3 @@ class GatedMLP(nnx.Module):
         """x [B, Q, D] -> [B, Q, D]."""
         with jax.named_scope("mlp"):
             return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-

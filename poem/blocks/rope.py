@@ -61,13 +61,12 @@ def rotate(x: jax.Array, table: tuple[jax.Array, ...]) -> jax.Array:
     return jnp.concatenate([t.astype(x.dtype) for t in turned] + [rest], axis=-1)
 
 
-def read_rope(parameters: Mapping[str, Any], dim: int, where: str) -> Rope:
+def read_rope(parameters: Mapping[str, Any], dim: int) -> Rope:
     """A `rope_parameters` entry ({"rope_theta", "rope_type", ...}) as a Rope; other types are refused by name.
 
     Args:
         parameters: the entry.
         dim: numbers of a head that are rotated.
-        where: the config field, for the message.
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = float(parameters["rope_theta"])
@@ -88,10 +87,10 @@ def read_rope(parameters: Mapping[str, Any], dim: int, where: str) -> Rope:
         case "linear":
             return Rope(dim, theta, linear_factor=float(parameters["factor"]))
         case _:
-            raise PoemError(f"rope type {kind!r} in {where} is not supported", "supported: default, linear, llama3")
+            raise PoemError(f"rope type {kind!r} is not supported", "supported: default, linear, llama3")
 
 
 def rope_parameters(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
-    """The rope entry of a config in either spelling: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
+    """The rope entry in either spelling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return {"rope_theta": config.get("rope_theta", default_theta), **scaling}

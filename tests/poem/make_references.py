@@ -1,4 +1,4 @@
-"""Makes reference/*.npz with transformers: `python tests/poem/make_references.py [case ...]`. Needs torch; tests do not."""
+"""Makes reference/*.npz with transformers and torch: `python tests/poem/make_references.py [case ...]`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def reference(config: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         for name, value in saved.items():
             value.copy_(torch.from_numpy(tensor(name, tuple(value.shape))))
         logits = [
-            model(torch.from_numpy(ids).long()[None], use_cache=False).logits[0].numpy() for ids in prompts(settings.vocab_size)
+            model(torch.from_numpy(ids).long()[None], use_cache=False).logits[0].numpy()
+            for ids in prompts(settings.vocab_size)
         ]
     names = np.array([f"{name} {' '.join(map(str, value.shape))}" for name, value in saved.items()])
     return {"tensors": names, **{f"logits_{i}": value for i, value in enumerate(logits)}}

@@ -93,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The seeded value of the checkpoint tensor `name`: norms near 1 (gemma adds the 1 itself, which is as good), others spread."""
+    """The seeded value of the checkpoint tensor `name`: norms near 1 (though gemma adds 1 itself), others spread."""
     rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
     value = rng.standard_normal(shape)
     if "norm" in name:

@@ -10,7 +10,7 @@ import numpy as np
 from poem_cases import tensor
 
 from pie_xla.kernels.ops import Kernel, ops_for
-from poem.lower import LoweredModel, Loop, lower
+from poem.lower import Loop, LoweredModel, lower
 from poem.spec import Batch, State, StateKind
 from poem.weights import assign
 
