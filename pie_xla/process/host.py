@@ -7,6 +7,7 @@ come from the engine's thread and only append to a queue, which the process's th
 from __future__ import annotations
 
 import json
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from pie_xla.process.wasm.hostapi import Pending
 WORLD = "pie:inferlet@0.1.0"
 MAX_CELL = 1 << 22  # elements of one channel cell
 DTYPES = {dtype.value: dtype for dtype in DType}
-WARNING, ERROR = 30, 40
+WARNING = 30
 
 
 class Client(Protocol):
@@ -96,6 +97,7 @@ class Flight:
     sizes: tuple[int, ...]
     undo: list[tuple[int, int]]
     line: str | None
+    pipeline: int
     arrived: bool = False
     dropped: bool = False
 
@@ -105,8 +107,9 @@ class InferletHost:
 
     Args:
         open_client: makes the engine client, given the event callback.
-        args: the program's input, which `session.args()` gives.
         programs: shared parse cache.
+        seed: what pipelines without a seed of their own draw from; None takes one from the system.
+        args: the program's input, which `session.args()` gives.
     """
 
     def __init__(
@@ -117,9 +120,15 @@ class InferletHost:
         programs: ProgramCache,
         sink: Sink,
         limits: HostLimits | None = None,
+        seed: int | None = None,
+        args: Any = None,
     ) -> None:
         self._facts, self._language, self._programs, self._sink = facts, language, programs, sink
         self._limits = limits or HostLimits()
+        self._seed = secrets.randbits(53) if seed is None else seed
+        self._args = args
+        self._pipelines = 0
+        self._cancelled: set[int] = set()
         self._events: deque[tuple[int, Value]] = deque()  # engine tickets
         self._arrived = 0  # bytes, counted by the engine's thread
         self._collected = 0  # bytes, counted by the process's thread
@@ -176,10 +185,9 @@ class InferletHost:
         ask = self._asks.pop(ticket, None)
         if isinstance(value, PassError):
             undone = flight.undo if flight is not None else []
-            if flight is not None and flight.dropped and not self._closed:
-                self.log(WARNING, f"a pass submitted at {value.line or flight.line} failed, and nothing awaited it: {value.cause}\n")
-                if not undone:
-                    return None
+            if flight is not None and flight.dropped and not self._closed and flight.pipeline not in self._cancelled:
+                where = value.line or flight.line
+                self.log(WARNING, f"a pass submitted at {where} failed, and nothing awaits it: {value.cause}\n")
             return ticket * 2, 1, {"message": value.cause, "line": value.line or "", "undone": undone}
         self._collected += sum(array.nbytes for array in value)
         if flight is None and ask is None or flight is not None and flight.dropped:
@@ -209,7 +217,8 @@ class InferletHost:
             "outputs": facts.outputs,
             "stop_tokens": facts.stop_tokens,
             "prefix": facts.prefix,
-            "seed": None,
+            "seed": self._seed,
+            "args": self._args,
         }, separators=(",", ":"))
 
     def new_set(self) -> int:
@@ -225,10 +234,14 @@ class InferletHost:
         self._live().drop_set(ws)
 
     def new_pipeline(self, seed: int | None) -> int:
+        if seed is None:
+            seed = nth_seed(self._seed, self._pipelines)
+            self._pipelines += 1
         return self._live().new_pipeline(seed)
 
     def close_pipeline(self, p: int, cancel: bool) -> None:
         if cancel:
+            self._cancelled.add(p)
             self._live().cancel_pipeline(p)
         else:
             self._live().close_pipeline(p)
@@ -295,7 +308,7 @@ class InferletHost:
         undo = [(row.set, self._count(row)) for row in sources if row.set is not None and parsed.geometry is Geometry.FOLD]
         ticket = client.submit(pipe, parsed)
         sizes = () if parsed.program is None else tuple(kind.size for kind in parsed.program.results)
-        self._flights[ticket] = Flight(sizes, undo, parsed.line)
+        self._flights[ticket] = Flight(sizes, undo, parsed.line, pipe)
         return ticket * 2
 
     def _program(self, program: Any) -> Program:
@@ -376,6 +389,8 @@ class InferletHost:
         self._received += 1
         ticket = self._received * 2 + 1
         self._receives.append(ticket)
+        if self._inbox or not self._inbox_open:
+            self._wake()
         return ticket
 
     def log(self, level: int, text: str) -> None:
@@ -440,6 +455,17 @@ class InferletHost:
     @property
     def output_bytes_left(self) -> int:
         return max(0, self._limits.output_bytes - self._output)
+
+
+def nth_seed(seed: int, n: int) -> int:
+    """The n-th pipeline's seed: the process's own for the first, then splitmix64 steps from it."""
+    if n == 0:
+        return seed
+    mask = (1 << 64) - 1
+    z = (seed + n * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
 
 
 def encode_events(events: list[tuple[int, int, Any]]) -> str:

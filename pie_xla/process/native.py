@@ -110,7 +110,7 @@ class NativeProcess:
         from inferlet import _host
 
         def begin() -> None:
-            self._runtime = _host.Runtime(NativeTransport(self._host), self._value)
+            self._runtime = _host.Runtime(NativeTransport(self._host))
             _host.set_runtime(self._runtime)
             OWNER.set(self)
             self._main = self._runner.loop.create_task(self._run())

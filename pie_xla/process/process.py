@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import enum
 import json
+import logging
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pie_xla.errors import PieError, UsageError
 from pie_xla.eta.types import Program
-from pie_xla.process.host import InferletHost, Language, ModelFacts, OpenClient, Sink
+from pie_xla.launch import Event, Failed, Launch, Listener, Logged, Returned, Sent
+from pie_xla.process.host import InferletHost, Language, ModelFacts
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.native import NativeRunner
 from pie_xla.process.requests import ProgramCache
 from pie_xla.process.wasm.hostapi import HostApi
+from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits
 
-LOG_LINES = 1000
+_log = logging.getLogger(__name__)
+LOG_PIECES = 1000
 
 
 class Mode(enum.Enum):
@@ -38,15 +41,6 @@ class State(enum.Enum):
     KILLED = "killed"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a program ended: its result as JSON text `{"result": ...}`, or why there is none."""
-
-    result: str | None
-    error: PieError | None
-    killed: bool = False
-
-
 class Running(Protocol):
     """A started program that can be killed, from any thread."""
 
@@ -54,9 +48,17 @@ class Running(Protocol):
 
 
 class SandboxRunner(Protocol):
-    """Starts a program in the sandbox. `on_end` is called once, on any thread, when nothing of it runs any more."""
+    """`pie_xla.process.wasm.sandbox.Sandbox`."""
 
-    def launch(self, request: str, host: HostApi, on_end: Callable[[Ended], None]) -> Running: ...
+    def spawn(
+        self,
+        source: str,
+        file: str,
+        value: Any,
+        host: HostApi,
+        on_exit: Callable[[GuestExit], None],
+        limits: Limits | None = None,
+    ) -> Running: ...
     def close(self) -> None: ...
 
 
@@ -64,46 +66,37 @@ class Engine(Protocol):
     def client(self, name: str, on_event: Callable[..., None]) -> Any: ...
 
 
-class Quiet:
-    """The sink of a process nobody listens to."""
-
-    def sent(self, text: str) -> None:
-        return None
-
-    def logged(self, level: int, text: str) -> None:
-        return None
-
-
 class Process:
-    """One inferlet. Its `done` future gives what `main` returned, or raises the `PieError` that ended it.
+    """One inferlet. Its listener hears what it sends and logs, and last how it ended.
 
     Attributes:
-        id: unique. name: the file's name. mode: where it runs. started: time.time() of the launch, seconds.
-        logs: the last lines it logged, (level, text).
+        id: unique. name: the file's name. mode: where it runs. started, finished: time.time(), seconds.
+        done: gives what `main` returned, or raises the `PieError` that ended it.
+        logs: the last pieces it logged, (level, text).
     """
 
-    def __init__(self, name: str, mode: Mode, sink: Sink) -> None:
+    def __init__(self, name: str, mode: Mode, listener: Listener) -> None:
         self.id = uuid.uuid4().hex
         self.name, self.mode = name, mode
         self.state = State.RUNNING
         self.started = time.time()
         self.finished: float | None = None
-        self.error: PieError | None = None
         self.done: Future[Any] = Future()
-        self.logs: deque[tuple[int, str]] = deque(maxlen=LOG_LINES)
-        self._sink = sink
+        self.logs: deque[tuple[int, str]] = deque(maxlen=LOG_PIECES)
+        self._listener = listener
         self._host: InferletHost | None = None
         self._running: Running | None = None
         self._kill_reason: str | None = None
         self._lock = threading.Lock()
 
-    # Sink of its own host
     def sent(self, text: str) -> None:
-        self._sink.sent(text)
+        """Of its host: `session.send`."""
+        self._tell(Sent(text))
 
     def logged(self, level: int, text: str) -> None:
+        """Of its host: `session.log` and print."""
         self.logs.append((level, text))
-        self._sink.logged(level, text)
+        self._tell(Logged(level, text))
 
     def post(self, text: str) -> None:
         """Send it a message.
@@ -130,7 +123,8 @@ class Process:
         if running is not None:
             running.kill(reason)
 
-    def _attach(self, host: InferletHost, start: Callable[[], Running]) -> None:
+    def attach(self, host: InferletHost, start: Callable[[], Running]) -> None:
+        """Start it on its host; a kill that came before is made good."""
         self._host = host
         running = start()
         with self._lock:
@@ -139,28 +133,41 @@ class Process:
         if reason is not None:
             running.kill(reason)
 
-    def _end(self, ended: Ended) -> None:
+    def end(self, result: str | None, error: PieError | None) -> None:
+        """Nothing of it runs any more. `result`: JSON text {"result": ...}, or None with the error."""
         assert self._host is not None
         self._host.close()
         self.finished = time.time()
-        self.error = ended.error
-        if ended.error is None and ended.result is not None:
+        if self._kill_reason is not None and error is not None:
+            error = PieError(self._kill_reason)
+        if error is None and result is not None:
+            value = json.loads(result)["result"]
             self.state = State.FINISHED
-            self.done.set_result(json.loads(ended.result)["result"])
-        else:
-            killed = ended.killed or self._kill_reason is not None
-            self.state = State.KILLED if killed else State.FAILED
-            self.done.set_exception(ended.error or PieError("the program ended without a result"))
+            self._tell(Returned(value))
+            self.done.set_result(value)
+            return
+        error = error or PieError("the program ended without a result")
+        self.state = State.FAILED if self._kill_reason is None else State.KILLED
+        self._tell(Failed(str(error)))
+        self.done.set_exception(error)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._listener(event)
+        except Exception:
+            _log.exception("the listener of process %s failed", self.name)
 
 
 class ProcessManager:
-    """Launches processes on one engine and remembers those that run.
+    """Launches processes on one engine and remembers those that run. Implements `pie_xla.launch.Service`.
 
     Args:
         engine: gives every process a client.
         facts, language: what programs can ask about the model.
         parse: program text -> program (`EtaProgram.from_json`).
-        sandbox: None when this installation has no sandbox; native processes still run.
+        sandbox: None when there is none; native processes still run. It is closed with the manager.
+        limits: of host calls. sandbox_limits: of memory, processor time and output in the sandbox.
+        messages: whether anybody can send messages to processes; if not, `session.receive` gives None at once.
     """
 
     def __init__(
@@ -171,11 +178,14 @@ class ProcessManager:
         parse: Callable[[str], Program],
         sandbox: SandboxRunner | None = None,
         limits: HostLimits | None = None,
+        sandbox_limits: Limits | None = None,
+        messages: bool = False,
     ) -> None:
         self._engine, self._facts, self._language = engine, facts, language
         self._programs = ProgramCache(parse)
-        self._sandbox = sandbox
+        self._sandbox, self._sandbox_limits = sandbox, sandbox_limits
         self._limits = limits or HostLimits()
+        self._messages = messages
         self._native: NativeRunner | None = None
         self._running: dict[str, Process] = {}
         self._lock = threading.Lock()
@@ -183,39 +193,36 @@ class ProcessManager:
 
     @property
     def running(self) -> list[Process]:
+        """Processes that have not ended, oldest first."""
         with self._lock:
             return list(self._running.values())
 
-    def launch(
-        self,
-        source: str,
-        input: Any = None,
-        mode: Mode = Mode.SANDBOX,
-        sink: Sink | None = None,
-        file: str = "main.py",
-    ) -> Process:
-        """Start a program.
+    def launch(self, launch: Launch, listener: Listener) -> Process:
+        """Start a program; `listener` hears its events in order, on the process's thread.
 
-        Args:
-            source: the file's text. input: what `main` gets; anything with a JSON form, {} when None.
-            file: its name in tracebacks.
         Raises:
-            UsageError: the input has no JSON form, or there is no sandbox.
+            UsageError: the input has no JSON form, or there is no sandbox. PieError: the server is closing.
         """
-        value = {} if input is None else input
         try:
-            request = json.dumps({"source": source, "file": file, "input": value}, allow_nan=False)
+            # natively too: tuples become lists and keys strings, as in the sandbox
+            value = json.loads(json.dumps(launch.input, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"the input of {file} has no JSON form: {error}") from None
-        process = Process(file, mode, sink or Quiet())
+            raise UsageError(f"the input of {launch.file} has no JSON form: {error}") from None
+        if not launch.native and self._sandbox is None:
+            raise UsageError("this server has no sandbox", "run trusted files with --native")
+        process = Process(launch.file, Mode.NATIVE if launch.native else Mode.SANDBOX, listener)
         with self._lock:
             if self._closed:
                 raise PieError("the server is closing; no process can start")
             self._running[process.id] = process
         try:
-            host = self._host(process)
-            end = self._ender(process)
-            process._attach(host, lambda: self._start(process, source, request, host, end))
+            host = InferletHost(
+                lambda on_event: self._engine.client(process.id, on_event),
+                self._facts, self._language, self._programs, process, self._limits, launch.seed, value,
+            )
+            if not self._messages:
+                host.close_inbox()
+            process.attach(host, lambda: self._start(process, launch, value, host))
         except BaseException:
             self._forget(process)
             raise
@@ -228,41 +235,30 @@ class ProcessManager:
         running = self.running
         for process in running:
             process.kill("the server is shutting down")
+        if self._sandbox is not None:
+            self._sandbox.close()
         for process in running:
             process.done.exception(timeout=30)
         if self._native is not None:
             self._native.close()
-        if self._sandbox is not None:
-            self._sandbox.close()
 
-    def _host(self, process: Process) -> InferletHost:
-        open_client: OpenClient = lambda on_event: self._engine.client(process.id, on_event)  # noqa: E731
-        return InferletHost(open_client, self._facts, self._language, self._programs, process, self._limits)
+    def _start(self, process: Process, launch: Launch, value: Any, host: InferletHost) -> Running:
+        name = launch.file.replace("\\", "/").rpartition("/")[2]
 
-    def _start(
-        self, process: Process, source: str, request: str, host: InferletHost, end: Callable[[Ended], None]
-    ) -> Running:
-        match process.mode:
-            case Mode.SANDBOX:
-                if self._sandbox is None:
-                    raise UsageError("this installation has no sandbox", "run trusted files with --native")
-                return self._sandbox.launch(request, host, end)
-            case Mode.NATIVE:
-                with self._lock:
-                    if self._native is None:
-                        self._native = NativeRunner()
-                # the same JSON round trip as in the sandbox: tuples become lists, keys strings
-                value = json.loads(request)["input"]
-                return self._native.launch(
-                    source, process.name, value, process.id, host, lambda result, error: end(Ended(result, error))
-                )
-
-    def _ender(self, process: Process) -> Callable[[Ended], None]:
-        def end(ended: Ended) -> None:
+        def end(result: str | None, error: PieError | None) -> None:
             self._forget(process)
-            process._end(ended)
+            process.end(result, error)
 
-        return end
+        def exited(ended: GuestExit) -> None:
+            end(ended.result, None if ended.kind is ExitKind.RETURNED else PieError(ended.message))
+
+        if process.mode is Mode.SANDBOX:
+            assert self._sandbox is not None
+            return self._sandbox.spawn(launch.source, name, value, host, exited, self._sandbox_limits)
+        with self._lock:
+            if self._native is None:
+                self._native = NativeRunner()
+        return self._native.launch(launch.source, name, value, process.id, host, end)
 
     def _forget(self, process: Process) -> None:
         with self._lock:

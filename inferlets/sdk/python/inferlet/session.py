@@ -41,9 +41,14 @@ def log(text: str, level: str = "info") -> None:
     """A line for the program's log. `level`: debug, info, warning or error."""
     if level not in _LEVELS:
         raise UsageError(f"session.log level {level!r} is not one of {', '.join(_LEVELS)}")
-    runtime().transport.log(_LEVELS[level], str(text))
+    runtime().transport.log(_LEVELS[level], f"{text}\n")
 
 
 def args() -> Any:
     """What the program was launched with; the same value `main` gets."""
-    return runtime().args
+    return runtime().facts.args
+
+
+def seed() -> int:
+    """What pipelines without a seed of their own draw from; give it to `pie-xla run --seed` to see the same again."""
+    return runtime().facts.seed

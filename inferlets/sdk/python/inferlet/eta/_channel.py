@@ -7,6 +7,7 @@ from typing import Any
 
 from inferlet._errors import UsageError
 from inferlet._host import Shot, runtime
+from inferlet.eta._output import plain
 
 DTYPES = ("f32", "i32", "u32", "bool")
 
@@ -14,15 +15,15 @@ DTYPES = ("f32", "i32", "u32", "bool")
 class Taken:
     """The awaitable of a host `take()` or `read()`."""
 
-    __slots__ = ("_shot",)
+    __slots__ = ("_is_float", "_shot")
 
-    def __init__(self, shot: Shot) -> None:
-        self._shot = shot
+    def __init__(self, shot: Shot, is_float: bool) -> None:
+        self._shot, self._is_float = shot, is_float
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self._shot.done:
             yield from self._shot.arrived().__await__()
-        return self._shot.value()[0]
+        return plain(self._shot.value()[0], self._is_float)
 
 
 class Channel:
@@ -89,7 +90,8 @@ class Channel:
 
     def _ask(self, op: str) -> Awaitable[Any]:
         self._runtime.sweep()
-        return Taken(self._runtime.shot(self._runtime.transport.channel(self._handle, op, None)))
+        shot = self._runtime.shot(self._runtime.transport.channel(self._handle, op, None))
+        return Taken(shot, self.dtype == "f32")
 
     def __repr__(self) -> str:
         return f"Channel({self.dtype}{list(self.shape)}, capacity={self.capacity})"

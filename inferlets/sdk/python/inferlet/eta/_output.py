@@ -33,7 +33,7 @@ class Output:
             raise UsageError("this Output was never submitted: call `pipe.submit(fwd)` before awaiting it")
         if not shot.done:
             yield from shot.arrived().__await__()
-        return shot.value()[self._index]
+        return plain(shot.value()[self._index], self.dtype == "f32")
 
     def _at(self, shot: Shot) -> Output:
         return Output(self._index, self.dtype, self.shape, shot)
@@ -71,3 +71,10 @@ class Done:
         if not self._shot.done:
             yield from self._shot.arrived().__await__()
         self._shot.value()
+
+
+def plain(value: Any, is_float: bool) -> Any:
+    """A result as the author's own: fresh lists, so that changing one changes nothing else; "nan" and "inf" as floats."""
+    if isinstance(value, list):
+        return [plain(item, is_float) for item in value]
+    return float(value) if is_float else value
