@@ -97,6 +97,7 @@ class EngineOptions:
 
     Attributes:
         state_bytes: bytes for all state pools together; None sizes them from free memory.
+        max_context: longest sequence served, in tokens; None is the model's own limit.
         decode_rows: row buckets of one-token launches.
         prefill: (rows, tokens per row) buckets of longer launches.
         word_count: u32 words of the device register file (outputs and channel cells).
@@ -109,6 +110,7 @@ class EngineOptions:
     """
 
     state_bytes: int | None = None
+    max_context: int | None = None
     decode_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     prefill: tuple[tuple[int, int], ...] = ((1, 16), (1, 64), (1, 256), (8, 16), (16, 16))
     word_count: int = 1 << 21
@@ -122,6 +124,17 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How to lower the model again without its weights, for a compile process: the arguments of `poem.lower.lower` on one device."""
+
+    config: Mapping[str, Any]
+    kernel: str
+    dtype: str
+    page_size: int
+    loop: str
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A lowered model with its weights on the device.
 
@@ -130,9 +143,11 @@ class LoadedModel:
         lowered: `poem.lower.LoweredModel`.
         params: dotted path -> array, exactly `lowered.params`.
         key: digest of everything that decides the step's executable (config, poem source, dtype, kernel, mesh); keys the executable store.
+        recipe: lets a compile process build fused steps; None (a mesh, a model from elsewhere) leaves programs unfused.
     """
 
     name: str
     lowered: Any
     params: Mapping[str, Any]
     key: str
+    recipe: Recipe | None = None

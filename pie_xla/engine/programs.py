@@ -42,7 +42,7 @@ class ProgramEntry:
     """A program with its executables' progress. `sizes` are the pass counts it is compiled for."""
 
     program: Program
-    sizes: set[int] = field(default_factory=set)
+    sizes: frozenset[int] = frozenset()
     refused: str | None = None
     wishes: Counter[int] = field(default_factory=Counter)
     pending: set[int] = field(default_factory=set)
@@ -145,7 +145,7 @@ class ProgramTable:
             self._table.build(self.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes))
         for bucket in self.ready_steps:
             self._build_rows(program, bucket, passes)
-        entry.sizes.add(passes)
+        entry.sizes = entry.sizes | {passes}
 
     def _build_rows(self, program: Program, bucket: Bucket, passes: int) -> None:
         if passes > bucket.readouts or bucket.readouts == 1:

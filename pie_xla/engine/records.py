@@ -28,7 +28,12 @@ class Effect:
     """Something that happens in the order it was called; `dead` effects are skipped when they come first."""
 
     lanes: tuple[Lane, ...] = ()
-    dead = False
+    dead: bool = False
+
+    @property
+    def client_id(self) -> int:
+        """Whose call it was."""
+        raise TypeError(f"{type(self).__name__} names no client")
 
     def first(self) -> bool:
         """Whether it is at the head of all its lanes (heads that are dead are removed)."""
@@ -175,15 +180,21 @@ class Pass(Effect):
     order: int
     read_only: bool
     producers: tuple[Pass | None, ...] = ()  # per row, the pass whose result its tokens are
+    embedded: tuple[Channel, ...] = ()  # channels whose front cell is a row's tokens
     status: Status = Status.QUEUED
     lanes: tuple[Lane, ...] = ()
     dead: bool = False
     depends: set[int] = field(default_factory=set)
     offsets: tuple[int, ...] = ()  # word offset of each result, once launched
+    heirs: list[WorkingSet] = field(default_factory=list)  # sets whose content comes from it while it is in flight
     taken: list[tuple[Channel, int]] = field(default_factory=list)  # channels taken from, with the cell's producer
     pins: int = 0  # passes not yet launched that read its results
     released: bool = False
     error: PassError | None = None
+
+    @property
+    def client_id(self) -> int:
+        return self.client
 
     @property
     def readouts(self) -> int:
@@ -201,6 +212,10 @@ class Fork(Effect):
     child: WorkingSet
     lanes: tuple[Lane, ...] = ()
 
+    @property
+    def client_id(self) -> int:
+        return self.parent.client
+
 
 @dataclass(eq=False)
 class Truncate(Effect):
@@ -208,11 +223,19 @@ class Truncate(Effect):
     cells: int
     lanes: tuple[Lane, ...] = ()
 
+    @property
+    def client_id(self) -> int:
+        return self.set.client
+
 
 @dataclass(eq=False)
 class DropSet(Effect):
     set: WorkingSet
     lanes: tuple[Lane, ...] = ()
+
+    @property
+    def client_id(self) -> int:
+        return self.set.client
 
 
 @dataclass(eq=False)
@@ -224,6 +247,10 @@ class HostPut(Effect):
     replace: bool
     lanes: tuple[Lane, ...] = ()
 
+    @property
+    def client_id(self) -> int:
+        return self.channel.client
+
 
 @dataclass(eq=False)
 class HostTake(Effect):
@@ -233,3 +260,7 @@ class HostTake(Effect):
     ticket: int
     consume: bool
     lanes: tuple[Lane, ...] = ()
+
+    @property
+    def client_id(self) -> int:
+        return self.channel.client

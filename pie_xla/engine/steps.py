@@ -37,17 +37,18 @@ class StepShapes:
         lowered: `poem.lower.LoweredModel`.
         units: pages or slots per state group, the dummy included.
         word_count: u32 words of the device register file.
+        max_context: longest sequence; decides the width of page tables.
         structs: (params, state) as trees of ShapeDtypeStruct, with shardings where there is a mesh.
     """
 
-    def __init__(self, lowered: Any, units: Mapping[str, int], word_count: int, structs: tuple[Any, Any]) -> None:
+    def __init__(self, lowered: Any, units: Mapping[str, int], word_count: int, max_context: int, structs: tuple[Any, Any]) -> None:
         self._lowered = lowered
         self._facts = lowered.facts
         self._paged = tuple(g.name for g in lowered.groups if g.kind is StateKind.PAGED)
         self._groups = {g.name: g for g in lowered.groups}
         self._params, self._state = structs
         self._words = jax.ShapeDtypeStruct((word_count,), jnp.uint32)
-        self.table_width = -(-lowered.facts.max_context // lowered.facts.page_size)
+        self.table_width = -(-max_context // lowered.facts.page_size)
         self.units = dict(units)
 
     # -- the model step ------------------------------------------------------------------------------------------

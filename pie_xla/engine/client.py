@@ -1,0 +1,383 @@
+"""What one process holds of the engine: handles, quotas, and the calls that turn into effects in order.
+
+Calls validate in the caller's thread, so that an error is raised where it was caused; then they are posted to the engine's thread and
+return at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from pie_xla.engine.api import Event, FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
+from pie_xla.engine.programs import NoProgram
+from pie_xla.engine.records import (
+    Channel,
+    DropSet,
+    Effect,
+    Fork,
+    HostPut,
+    HostTake,
+    Lane,
+    Pass,
+    PassRow,
+    Pipeline,
+    Status,
+    Truncate,
+    WorkingSet,
+)
+from pie_xla.errors import PieError
+from pie_xla.eta.types import DType, Program, TensorType
+
+if TYPE_CHECKING:
+    from pie_xla.engine.engine import Engine
+
+T = TypeVar("T")
+NO_PROGRAM: Program = NoProgram()
+TOKEN_TYPES = (DType.I32, DType.U32)
+
+
+class Client:
+    """One process's account with the engine; made by `Engine.client`. `close()` gives everything back."""
+
+    def __init__(self, engine: Engine, id: int, name: str, on_event: Event) -> None:
+        self._engine = engine
+        self._quota = engine.options.quota
+        self.id = id
+        self.name = name
+        self.on_event = on_event
+        self._handles = itertools.count(1)
+        self._sets: dict[int, WorkingSet] = {}
+        self._pipelines: dict[int, Pipeline] = {}
+        self._channels: dict[int, Channel] = {}
+        self._tickets: dict[int, Pass] = {}
+        self._closed = False
+
+    # -- working sets --------------------------------------------------------------------------------------------
+
+    def new_set(self) -> int:
+        """A new, empty working set."""
+        self._room("working sets", len(self._sets), self._quota.sets)
+        made = WorkingSet(next(self._handles), self.id, self._engine.new_state())
+        self._sets[made.id] = made
+        return made.id
+
+    def fork_set(self, ws: int) -> int:
+        """A set with the same content as `ws` after all calls so far; nothing is copied."""
+        self._room("working sets", len(self._sets), self._quota.sets)
+        parent = self._set(ws)
+        child = WorkingSet(next(self._handles), self.id, self._engine.new_state(), submitted=parent.submitted)
+        self._sets[child.id] = child
+        self._post(Fork(parent, child, lanes=(parent.lane, child.lane)))
+        return child.id
+
+    def truncate_set(self, ws: int, n: int) -> None:
+        """Shorten a set to its first `n` tokens."""
+        target = self._set(ws)
+        if not 0 <= n <= target.submitted:
+            raise PieError(f"truncate({n}): the set has {target.submitted} tokens", "give a length from 0 to len(ws)")
+        reason = self._engine.cannot_truncate(target, n)
+        if reason is not None:
+            raise PieError(reason)
+        target.submitted = n
+        self._post(Truncate(target, n, lanes=(target.lane,)))
+
+    def set_length(self, ws: int) -> int:
+        """Tokens in the set after all calls so far: the next token's position."""
+        return self._set(ws).submitted
+
+    def drop_set(self, ws: int) -> None:
+        """Give a set back once the calls so far have been served."""
+        target = self._sets.pop(ws, None)
+        if target is not None:
+            self._post(DropSet(target, lanes=(target.lane,)))
+
+    # -- pipelines -----------------------------------------------------------------------------------------------
+
+    def new_pipeline(self, seed: int | None = None) -> int:
+        """A pipeline; its random keys come from `seed` (64 bits) or from the operating system."""
+        self._room("pipelines", len(self._pipelines), self._quota.pipelines)
+        value = secrets.randbits(64) if seed is None else seed % (1 << 64)
+        made = Pipeline(next(self._handles), self.id, (value >> 32, value & 0xFFFFFFFF))
+        self._pipelines[made.id] = made
+        return made.id
+
+    def close_pipeline(self, pipeline: int) -> None:
+        """No more submits; what was submitted finishes."""
+        self._pipeline(pipeline).closed = True
+
+    def cancel_pipeline(self, pipeline: int) -> None:
+        """Close, drop what no step has taken, discard what is in flight."""
+        target = self._pipeline(pipeline)
+        target.closed = True
+        self._engine.post(lambda core: core.cancel_pipeline(target))
+
+    # -- channels ------------------------------------------------------------------------------------------------
+
+    def new_channel(self, kind: TensorType, capacity: int = 1) -> int:
+        """A device-resident queue of `capacity` cells."""
+        self._room("channels", len(self._channels), self._quota.channels)
+        if capacity < 1:
+            raise PieError(f"a channel needs a capacity of at least 1, not {capacity}")
+        if len(kind.shape) > 4 or any(n < 1 for n in kind.shape):
+            raise PieError(f"a channel of {kind} is not possible: rank at most 4, every extent at least 1")
+        spare = self._engine.options.depth
+        held = sum(c.words for c in self._channels.values())
+        words = kind.size * (capacity + spare)
+        self._room("device words", held + words - 1, self._quota.device_words)
+        offset = self._engine.allocate_words(words)
+        if offset is None:
+            raise PieError(f"no room on the device for a channel of {capacity} x {kind} ({words} words)", "drop channels you no longer use")
+        made = Channel(next(self._handles), self.id, kind, capacity, offset, spare)
+        self._channels[made.id] = made
+        return made.id
+
+    def put_channel(self, channel: int, words: np.ndarray) -> None:
+        """Append a host value, as u32 words [elements] in row-major order, once a cell is free."""
+        self._host_put(channel, words, replace=False)
+
+    def set_channel(self, channel: int, words: np.ndarray) -> None:
+        """Replace the front cell's value, or append one when the channel is empty."""
+        self._host_put(channel, words, replace=True)
+
+    def _host_put(self, channel: int, words: np.ndarray, replace: bool) -> None:
+        target = self._channel(channel)
+        if words.shape != (target.type.size,) or words.dtype.itemsize != 4:
+            raise PieError(f"the channel holds {target.type}: {target.type.size} words, not {words.dtype}{list(words.shape)}")
+        self._post(HostPut(target, words.view(np.int32), replace, lanes=(target.putters,)))
+
+    def take_channel(self, channel: int) -> int:
+        """Consume the front cell; its value arrives as the event of the returned ticket."""
+        return self._host_take(channel, consume=True)
+
+    def read_channel(self, channel: int) -> int:
+        """The front cell's value, which stays; arrives as the event of the returned ticket."""
+        return self._host_take(channel, consume=False)
+
+    def _host_take(self, channel: int, consume: bool) -> int:
+        target = self._channel(channel)
+        ticket = next(self._handles)
+        self._post(HostTake(target, ticket, consume, lanes=(target.takers,)))
+        return ticket
+
+    def drop_channel(self, channel: int) -> None:
+        target = self._channels.pop(channel, None)
+        if target is not None:
+            self._engine.post(lambda core: core.drop_channel(target))
+
+    # -- passes --------------------------------------------------------------------------------------------------
+
+    def submit(self, pipeline: int, request: PassRequest) -> int:
+        """Queue a pass; its results arrive as the event of the returned ticket.
+
+        Raises:
+            PieError: the request breaks a rule; nothing was queued.
+        """
+        lane = self._pipeline(pipeline)
+        if lane.closed:
+            raise PieError("this pipeline is closed", "make a new Pipeline() for more passes")
+        self._room("unfinished passes", len(lane.passes), self._quota.queued_passes)
+        program = request.program or NO_PROGRAM
+        rows, producers, embedded = self._rows(request)
+        self._check_program(program, request)
+        entry = self._engine.program(program)
+        channels = self._bind(program, request)
+        ticket = next(self._handles)
+        lanes = _lanes(rows, channels, program, embedded)
+        item = Pass(
+            ticket=ticket,
+            client=self.id,
+            pipeline=lane,
+            request=request,
+            rows=rows,
+            entry=entry,
+            channels=channels,
+            ordinal=lane.ordinals,
+            order=0,
+            read_only=request.geometry is Geometry.READ,
+            producers=producers,
+            embedded=embedded,
+            lanes=lanes,
+        )
+        lane.ordinals += 1
+        self._tickets[ticket] = item
+        if not item.read_only:
+            for row in rows:
+                if row.set is not None:
+                    row.set.submitted += row.total
+        self._post(item)
+        return ticket
+
+    def _rows(self, request: PassRequest) -> tuple[list[PassRow], tuple[Pass | None, ...], tuple[Channel, ...]]:
+        if not request.rows:
+            raise PieError("a pass needs at least one row of tokens")
+        if len(request.rows) > self._engine.max_rows:
+            raise PieError(f"a pass of {len(request.rows)} rows; at most {self._engine.max_rows} fit one launch")
+        named = [row.set for row in request.rows if row.set is not None]
+        if len(set(named)) != len(named):
+            raise PieError("the same working set appears twice in one pass", "fork it: two rows cannot append to one state")
+        if request.readout is not None and len(request.readout) != len(request.rows):
+            raise PieError(f"readout names {len(request.readout)} rows, the pass has {len(request.rows)}")
+        rows, producers, embedded = [], [], []
+        for i, row in enumerate(request.rows):
+            tokens, total, producer, channel = self._tokens(i, row)
+            producers.append(producer)
+            if channel is not None:
+                embedded.append(channel)
+            last = 1
+            if request.readout is not None:
+                wanted = request.readout[i]
+                if not wanted or min(wanted) < 0 or max(wanted) >= total or list(wanted) != sorted(set(wanted)):
+                    raise PieError(f"readout of row {i} must be increasing positions within its {total} tokens, not {list(wanted)}")
+                last = total - wanted[0]
+            if last > self._engine.chunk:
+                raise PieError(f"readout of row {i} spans {last} tokens; one launch reads out at most {self._engine.chunk}")
+            target = None if row.set is None else self._set(row.set)
+            if target is None and self._engine.stateful:
+                raise PieError(f"row {i} has no working set", "give each row one: fwd.state([ws, ...], StateGeometry.folding())")
+            length = (target.submitted if target is not None else 0) + total
+            self._engine.check_length(i, length)
+            rows.append(PassRow(target, tokens, total, last))
+        return rows, tuple(producers), tuple(embedded)
+
+    def _tokens(self, index: int, row: Row) -> tuple[np.ndarray | None, int, Pass | None, Channel | None]:
+        match row.tokens:
+            case FromTicket(ticket, result):
+                producer = self._tickets.get(ticket)
+                if producer is None:
+                    raise PieError(f"row {index} embeds the output of pass {ticket}, which is unknown or was dropped")
+                kinds = producer.entry.program.results
+                if not 0 <= result < len(kinds):
+                    raise PieError(f"row {index} embeds result {result} of a pass that has {len(kinds)}")
+                if producer.status is Status.FAILED and producer.error is not None:
+                    raise producer.error
+                return None, self._device_tokens(index, kinds[result]), producer, None
+            case FromChannel(channel):
+                source = self._channel(channel)
+                return None, self._device_tokens(index, source.type), None, source
+            case tokens:
+                array = np.asarray(tokens, np.int64)
+                if array.ndim != 1 or not array.size:
+                    raise PieError(f"row {index} has no tokens", "embed at least one token")
+                low, high = int(array.min()), int(array.max())
+                if low < 0 or high >= self._engine.vocab_size:
+                    wrong = low if low < 0 else high
+                    raise PieError(f"row {index} has token id {wrong}; the vocabulary has ids 0 to {self._engine.vocab_size - 1}")
+                return array.astype(np.int32), int(array.size), None, None
+
+    def _device_tokens(self, index: int, kind: TensorType) -> int:
+        if kind.dtype not in TOKEN_TYPES:
+            raise PieError(f"row {index} embeds a {kind}; token ids are i32 or u32")
+        if kind.size > self._engine.chunk:
+            raise PieError(f"row {index} embeds {kind.size} tokens from the device; one launch takes at most {self._engine.chunk}")
+        return kind.size
+
+    def _check_program(self, program: Program, request: PassRequest) -> None:
+        if program is NO_PROGRAM:
+            return
+        if program.rows != len(request.rows):
+            raise PieError(f"the epilogue was traced for {program.rows} rows, the pass has {len(request.rows)}")
+        for read in program.reads:
+            if read.name not in self._engine.facts.outputs:
+                known = ", ".join(self._engine.facts.outputs)
+                raise PieError(f"the model has no output '{read.name}'; it has: {known}")
+            suffix = self._engine.facts.outputs[read.name][0]
+            wanted = None if request.readout is None else len(request.readout[read.row])
+            expected = suffix if wanted is None else (wanted, *suffix)
+            if read.shape != expected or not 0 <= read.row < program.rows:
+                raise PieError(f"the epilogue reads {read.name} of row {read.row} as {list(read.shape)}; it is {list(expected)}")
+        if len(request.params) != len(program.params):
+            raise PieError(f"the epilogue takes {len(program.params)} parameters, {len(request.params)} were given")
+        for i, (kind, value) in enumerate(zip(program.params, request.params, strict=True)):
+            if value.shape != kind.shape or value.dtype != kind.dtype.numpy:
+                raise PieError(f"parameter {i} is {value.dtype}{list(value.shape)}, the epilogue takes {kind}")
+
+    def _bind(self, program: Program, request: PassRequest) -> tuple[Channel, ...]:
+        if len(request.channels) != len(program.channels):
+            raise PieError(f"the epilogue uses {len(program.channels)} channels, {len(request.channels)} were given")
+        bound = tuple(self._channel(handle) for handle in request.channels)
+        for i, (use, channel) in enumerate(zip(program.channels, bound, strict=True)):
+            if use.type != channel.type:
+                raise PieError(f"channel {i} of the epilogue is {use.type}, the channel given is {channel.type}")
+        return bound
+
+    def release(self, ticket: int) -> None:
+        """The caller keeps no more reference to a pass's outputs: their device words may be reused."""
+        item = self._tickets.pop(ticket, None)
+        if item is not None:
+            self._engine.post(lambda core: core.release(item))
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel everything and give everything back. No event arrives afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        sets, channels, tickets = list(self._sets.values()), list(self._channels.values()), list(self._tickets.values())
+        self._sets, self._channels, self._tickets, self._pipelines = {}, {}, {}, {}
+        self._engine.close_client(self, sets, channels, tickets)
+
+    def lose(self, cause: str) -> None:
+        """The device lost all state: sets and channels with content are broken."""
+        for target in list(self._sets.values()):
+            if target.submitted:
+                target.broken = cause
+        for channel in list(self._channels.values()):
+            if channel.count:
+                channel.poison = cause
+
+    def abandon(self, cause: str) -> None:
+        """The engine is gone: every unfinished pass fails with the cause."""
+        for ticket, item in list(self._tickets.items()):
+            if item.status in (Status.QUEUED, Status.RUNNING):
+                self.on_event(ticket, PassError(cause, item.line))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _post(self, effect: Effect) -> None:
+        self._engine.post(lambda core: core.add(effect))
+
+    def _room(self, what: str, held: int, most: int) -> None:
+        if self._closed:
+            raise PieError("this process has ended")
+        if held >= most:
+            raise PieError(f"a process may hold at most {most} {what}", "drop or await some of them first")
+
+    def _set(self, handle: int) -> WorkingSet:
+        return _find(self._sets, handle, "working set")
+
+    def _pipeline(self, handle: int) -> Pipeline:
+        return _find(self._pipelines, handle, "pipeline")
+
+    def _channel(self, handle: int) -> Channel:
+        return _find(self._channels, handle, "channel")
+
+
+def _find(table: dict[int, T], handle: int, what: str) -> T:
+    found = table.get(handle)
+    if found is None:
+        raise PieError(f"there is no {what} {handle} in this process (dropped, or never made)")
+    return found
+
+
+def _lanes(rows: list[PassRow], channels: tuple[Channel, ...], program: Program, embedded: tuple[Channel, ...]) -> tuple[Lane, ...]:
+    lanes: dict[int, Lane] = {}
+    for row in rows:
+        if row.set is not None:
+            lanes[id(row.set.lane)] = row.set.lane
+    for channel, use in zip(channels, program.channels, strict=True):
+        if use.take or use.read:
+            lanes[id(channel.takers)] = channel.takers
+        if use.put:
+            lanes[id(channel.putters)] = channel.putters
+    for channel in embedded:
+        lanes[id(channel.takers)] = channel.takers
+    return tuple(lanes.values())

@@ -1,0 +1,634 @@
+"""The engine's state machine, run by one thread: effects in order, plans, launches, landings, failures.
+
+It never blocks on the device: landed results come back as host arrays from the reader thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pie_xla.engine.api import EngineOptions, FromChannel, FromTicket, PassError
+from pie_xla.engine.buckets import Buckets
+from pie_xla.engine.launcher import Flight, Launcher, ProgramInput, RowInput
+from pie_xla.engine.packing import value_of
+from pie_xla.engine.programs import ProgramTable
+from pie_xla.engine.records import (
+    Channel,
+    DropSet,
+    Effect,
+    Fork,
+    HostPut,
+    HostTake,
+    Lane,
+    Pass,
+    PassRow,
+    Status,
+    Truncate,
+    WorkingSet,
+)
+from pie_xla.engine.scheduler import Item, Launch, PassView, RowView, View, schedule
+from pie_xla.engine.state import StateLedger
+from pie_xla.engine.words import WordFile
+
+Deliver = Callable[[int, int, Any], None]  # client, ticket, values or PassError
+
+
+@dataclass
+class Peek:
+    """A channel cell on its way to the host."""
+
+    client: int
+    ticket: int
+    channel: Channel
+    producer: int
+    words: Any
+
+
+class Core:
+    """See the module.
+
+    Args:
+        deliver: hands a result to its client.
+        fuse: asks for a fused step of a program and bucket.
+        lose: marks every set and channel that had content as lost, with the cause.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        ledger: StateLedger,
+        words: WordFile,
+        programs: ProgramTable,
+        buckets: Buckets,
+        options: EngineOptions,
+        deliver: Deliver,
+        fuse: Callable[[Any, Any], None],
+        lose: Callable[[str], None],
+    ) -> None:
+        self._launcher = launcher
+        self._ledger = ledger
+        self._words = words
+        self._programs = programs
+        self._buckets = buckets
+        self._options = options
+        self._deliver = deliver
+        self._fuse = fuse
+        self._lose = lose
+        self._lanes: dict[int, Lane] = {}  # lanes with something in them
+        self._loose: dict[int, Pass] = {}  # passes that touch no set and no channel, by order
+        self._orders = itertools.count(1)
+        self._running: dict[int, Pass] = {}  # passes whose last launch is in flight, by order: launch order
+        self._served: Counter[int] = Counter()
+        self._expected: dict[int, float] = {}  # clients just answered -> until when to wait for them
+        self.flights = 0  # plans in flight
+        self.counters: Counter[str] = Counter()
+        self.step_seconds = 0.0
+        self.host_seconds = 0.0
+        self.peeks: list[Peek] = []
+
+    # -- effects -------------------------------------------------------------------------------------------------
+
+    def add(self, effect: Effect) -> None:
+        """Take an effect in the order of its call."""
+        order = next(self._orders)
+        if isinstance(effect, Pass):
+            effect.order = order
+            self._expected.pop(effect.client, None)
+            effect.pipeline.passes[effect.ticket] = effect
+            for producer in effect.producers:
+                if producer is not None:
+                    producer.pins += 1
+            if not effect.lanes:
+                self._loose[order] = effect
+        effect.enter()
+        for lane in effect.lanes:
+            self._lanes[id(lane)] = lane
+
+    def _heads(self) -> list[Effect]:
+        """Effects that are first in all of their lanes, in order of call where it matters (within a lane)."""
+        heads: dict[int, Effect] = {}
+        for key, lane in list(self._lanes.items()):
+            while lane and lane[0].dead:
+                lane.popleft()
+            if not lane:
+                del self._lanes[key]
+            else:
+                heads[id(lane[0])] = lane[0]
+        loose: list[Effect] = [item for item in self._loose.values() if not item.dead]
+        return [effect for effect in heads.values() if effect.first()] + loose
+
+    def _queue(self) -> list[Effect]:
+        """Every effect that has not happened."""
+        waiting: dict[int, Effect] = {id(item): item for item in self._loose.values() if not item.dead}
+        for lane in self._lanes.values():
+            waiting |= {id(effect): effect for effect in lane if not effect.dead}
+        return list(waiting.values())
+
+    def settle(self) -> None:
+        """Run every effect that needs no launch and is first in its lanes, until nothing changes."""
+        moved = True
+        while moved:
+            moved = False
+            for effect in self._heads():
+                if not effect.dead and self._happen(effect):
+                    effect.leave()
+                    moved = True
+
+    def _happen(self, effect: Effect) -> bool:
+        match effect:
+            case Pass():
+                cause = self._doomed(effect)
+                if cause is not None:
+                    self.fail(effect, cause)
+                return False
+            case Fork(parent, child):
+                if parent.broken is not None:
+                    child.broken = parent.broken
+                elif not child.dropped:
+                    child.state = self._ledger.fork(parent.state)
+                    child.sources = set(parent.sources)
+                    for order in parent.sources:
+                        self._running[order].heirs.append(child)
+                return True
+            case Truncate(target, cells):
+                if target.broken is None and not target.dropped:
+                    self._ledger.truncate(target.state, min(cells, target.state.cells))
+                return True
+            case DropSet(target):
+                self.drop_set(target)
+                return True
+            case HostPut():
+                return self._host_put(effect)
+            case HostTake():
+                return self._host_take(effect)
+            case _:
+                raise TypeError(f"unknown effect {effect!r}")
+
+    def _host_put(self, effect: HostPut) -> bool:
+        channel = effect.channel
+        if channel.poison is not None or channel.dropped:
+            return True
+        if effect.replace and channel.count:
+            self._launcher.poke(effect.words, channel.cell(0))
+            channel.producers[0] = -1
+            return True
+        if channel.count >= channel.capacity:
+            return False
+        self._launcher.poke(effect.words, channel.put(-1))
+        return True
+
+    def _host_take(self, effect: HostTake) -> bool:
+        channel = effect.channel
+        if channel.poison is not None:
+            self._deliver(channel.client, effect.ticket, PassError(channel.poison))
+            return True
+        if not channel.count:
+            return False
+        producer = channel.producers[0]
+        words = self._launcher.peek(channel.cell(0), channel.type.size)
+        if effect.consume:
+            channel.take()
+        self.peeks.append(Peek(channel.client, effect.ticket, channel, producer, words))
+        return True
+
+    def drop_set(self, target: WorkingSet) -> None:
+        if not target.dropped:
+            target.dropped = True
+            self._ledger.drop(target.state)
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def _doomed(self, item: Pass) -> str | None:
+        """The cause for which a pass cannot run any more, or None."""
+        if item.entry.refused is not None:
+            return item.entry.refused
+        for row in item.rows:
+            if row.set is not None and row.set.broken is not None:
+                return row.set.broken
+        for channel in (*item.channels, *item.embedded):
+            if channel.poison is not None:
+                return channel.poison
+        for producer in item.producers:
+            if producer is not None and producer.status is Status.FAILED:
+                return producer.error.cause if producer.error else "the pass whose output it embeds failed"
+        return None
+
+    def _inputs_ready(self, item: Pass) -> bool:
+        if not item.entry.ready:
+            return False
+        for producer in item.producers:
+            if producer is not None and producer.status is Status.QUEUED:
+                return False
+        for channel, takes, puts in _traffic(item):
+            if takes and not channel.count:
+                return False
+            if puts and channel.count - (1 if takes == 2 else 0) >= channel.capacity:
+                return False
+        return True
+
+    def _view(self) -> tuple[View, dict[int, Pass]]:
+        ready: dict[int, Pass] = {}
+        views = []
+        for effect in self._heads():
+            if isinstance(effect, Pass) and self._inputs_ready(effect):
+                ready[effect.order] = effect
+                rows = tuple(self._row_view(row) for row in effect.rows)
+                views.append(PassView(effect.order, effect.order, self._served[effect.client], rows, effect.readouts))
+        free = {name: pool.free for name, pool in self._ledger.paged.items()}
+        if self._ledger.slots is not None:
+            free["slots"] = self._ledger.slots.free
+        return View(tuple(views), self._programs.ready_steps, free, self._ledger.page_size), ready
+
+    def _row_view(self, row: PassRow) -> RowView:
+        if row.set is None:
+            return RowView(row.total - row.done, row.last, 0, {}, {})
+        state, size = row.set.state, self._ledger.page_size
+        first = state.cells // size
+        held = {name: len(table) for name, table in state.pages.items()}
+        shared = {
+            name: sum(1 for unit in table[first:] if unit and self._ledger.paged[name].shared(unit))
+            for name, table in state.pages.items()
+        }
+        return RowView(row.total - row.done, row.last, state.cells, held, shared)
+
+    def wait_seconds(self, now: float, ready: dict[int, Pass]) -> float:
+        """How long to hold a launch so that lanes that were just answered can join it; 0 launches now.
+
+        With a launch in flight, the next one is queued behind it only if it would not leave most of the flight's lanes out of step:
+        those whose programs need the host come back when it lands.
+        """
+        if self.flights:
+            back = {item.client for item in ready.values()}
+            away = sum(1 for item in self._running.values() if item.client not in back)
+            return 0.0 if len(ready) >= away else 1.0
+        waiting = [until for client, until in self._expected.items() if until > now]
+        return max(waiting) - now if waiting else 0.0
+
+    def plan(self, now: float) -> tuple[list[Flight], float]:
+        """Launch what is ready. Returns the flights to read back, and how long to wait for company when that is better."""
+        if self.flights >= self._options.depth:
+            return [], 1.0
+        view, ready = self._view()
+        if not view.passes:
+            return [], 1.0
+        pause = self.wait_seconds(now, ready)
+        if pause > 0:
+            return [], pause
+        plan = schedule(view, self._buckets)
+        for bucket in plan.wishes:
+            if bucket in self._programs.failed_steps:
+                continue
+            self._programs.wish_step(bucket)
+        if not plan.launches:
+            self._relieve(plan.starved, ready)
+            return [], 0.05
+        flights = [self._launch(launch, ready) for launch in plan.launches]
+        return [flight for flight in flights if flight is not None], 0.0
+
+    def _relieve(self, starved: tuple[int, ...], ready: dict[int, Pass]) -> None:
+        """Nothing can run for want of memory, and nothing in flight will return any: the youngest asks are refused."""
+        if not starved or self.flights:
+            return
+        youngest = ready[max(starved)]
+        free = ", ".join(f"{name}: {f} of {t} free" for name, (f, _, t) in self._ledger.balance().items())
+        self.fail(youngest, f"no memory for this pass's state and nobody is about to return any ({free})")
+
+    # -- launching -----------------------------------------------------------------------------------------------
+
+    def _launch(self, launch: Launch, ready: dict[int, Pass]) -> Flight | None:
+        rows: list[RowInput] = []
+        inputs: list[ProgramInput] = []
+        members: dict[int, list[Item]] = {}
+        for item in launch.items:
+            members.setdefault(item.pass_id, []).append(item)
+        readouts = 0
+        for order, items in members.items():
+            one = ready[order]
+            final = items[0].final
+            if final and not self._allocate(one):
+                continue
+            # Takes come before puts, and both before the epilogue's own cells are looked up.
+            carried = self._take(one) if final else {}
+            firsts, positions = [], []
+            for item in items:
+                firsts.append(len(rows))
+                row_input = self._advance(one, item, carried)
+                rows.append(row_input)
+                positions.append(tuple(range(readouts, readouts + len(row_input.readout))))
+                readouts += len(row_input.readout)
+            self._served[one.client] += sum(item.count for item in items)
+            if final:
+                cells, leaves = self._settle_words(one, carried)
+                inputs.append(ProgramInput(one, tuple(firsts), tuple(positions), cells, leaves))
+                self._finish_launch(one)
+        if not rows:
+            return None
+        try:
+            flight = self._launcher.launch(launch.bucket, rows, inputs)
+        except Exception as error:  # the device refused: its passes fail, everyone else goes on
+            self.launch_failed([ready[order] for order in members], error)
+            return None
+        self.counters["launches"] += 1
+        self.counters["fused launches"] += flight.fused
+        self.counters["rows"] += len(rows)
+        self.counters["row slots"] += launch.bucket.rows
+        self.counters["tokens"] += sum(item.count for item in launch.items)
+        self.counters["token slots"] += launch.bucket.area
+        if not flight.fused and len(flight.groups) == 1 and launch.bucket.tokens == 1:
+            entry = flight.groups[0].entry
+            if len(inputs) == len(rows) == sum(len(i.positions[0]) for i in inputs) and entry.program.results:
+                if self._programs.hot(entry, launch.bucket):
+                    self._fuse(entry, launch.bucket)
+        return flight
+
+    def _take(self, item: Pass) -> dict[int, int]:
+        """Consume or peek at the front cell of each channel the pass reads: channel id -> word offset."""
+        carried: dict[int, int] = {}
+        for channel, takes, _ in _traffic(item):
+            if not takes:
+                continue
+            if channel.producers[0] in self._running:
+                item.depends.add(channel.producers[0])
+            carried[channel.id] = channel.cell(0)
+            if takes == 2:
+                _, producer = channel.take()
+                item.taken.append((channel, producer))
+        return carried
+
+    def _advance(self, item: Pass, step: Item, carried: dict[int, int]) -> RowInput:
+        """Move one row's set by `count` tokens."""
+        row = item.rows[step.row]
+        asked = item.request.rows[step.row].tokens
+        source = -1
+        match asked:
+            case FromTicket(_, index):
+                producer = item.producers[step.row]
+                assert producer is not None
+                source = producer.offsets[index]
+                producer.pins -= 1
+                if producer.order in self._running:
+                    item.depends.add(producer.order)
+                self._maybe_free(producer)
+            case FromChannel(channel):
+                source = carried[channel]
+        tokens = None if row.tokens is None else row.tokens[row.done : row.done + step.count]
+        row.done += step.count
+        readout = self._readout(item, step.row, row, step)
+        if row.set is None:
+            return RowInput(tokens, source, step.count, row.done - step.count, {}, (0, 0), readout)
+        target = row.set
+        item.depends |= target.sources
+        start = target.state.cells
+        if row.start is None:
+            row.start = start
+        copies = self._ledger.append(target.state, step.count)
+        if copies:
+            self._launcher.copy_pages(copies)
+        before, after = self._ledger.next_slot(target.state)
+        if self._ledger.slots is not None:
+            row.replaced.append(before)
+        pages = {name: tuple(table) for name, table in target.state.pages.items()}
+        return RowInput(tokens, source, step.count, start, pages, (before, after), readout)
+
+    @staticmethod
+    def _readout(item: Pass, index: int, row: PassRow, step: Item) -> tuple[int, ...]:
+        """Positions within this launch's tokens whose outputs are wanted."""
+        if not step.final:
+            return (step.count - 1,)
+        if item.request.readout is None:
+            return (step.count - 1,)
+        before = row.done - step.count
+        return tuple(i - before for i in item.request.readout[index])
+
+    def _settle_words(self, item: Pass, carried: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(cells the program reads, words its results and puts go to)."""
+        program = item.entry.program
+        cells = tuple(carried.get(c.id, -1) if u.take or u.read else -1 for c, u in zip(item.channels, program.channels, strict=True))
+        puts = [c.put(item.order) for c, u in zip(item.channels, program.channels, strict=True) if u.put]
+        return cells, (*item.offsets, *puts)
+
+    def _allocate(self, item: Pass) -> bool:
+        """Words for the pass's results; without them it fails by name."""
+        offsets = []
+        for kind in item.entry.program.results:
+            offset = self._words.allocate(kind.size)
+            if offset is None:
+                for given, used in zip(offsets, item.entry.program.results, strict=False):
+                    self._words.release(given, used.size)
+                self.fail(item, f"all {self._words.count} device words hold outputs and channels: drop outputs you no longer need")
+                return False
+            offsets.append(offset)
+        item.offsets = tuple(offsets)
+        return True
+
+    def _finish_launch(self, item: Pass) -> None:
+        """The pass's last tokens are on their way: whoever comes after it may follow."""
+        item.leave()
+        self._loose.pop(item.order, None)
+        item.status = Status.RUNNING
+        self._running[item.order] = item
+        item.pipeline.passes.pop(item.ticket, None)
+        for row in item.rows:
+            if row.set is None or row.start is None:
+                continue
+            if item.read_only:
+                self._undo_row(row)
+            else:
+                row.set.sources.add(item.order)
+                item.heirs.append(row.set)
+
+    # -- landing -------------------------------------------------------------------------------------------------
+
+    def land(self, flight: Flight, faults: np.ndarray, values: list[np.ndarray], now: float) -> None:
+        """A launch's results have reached the host."""
+        b = flight.bucket.rows
+        outcome: dict[int, np.ndarray] = {}
+        for group, array in zip(flight.groups, values, strict=True):
+            for i, member in enumerate(group.inputs):
+                outcome[member.item.order] = array[i]
+        for member in flight.inputs:
+            item = member.item
+            if item.status is not Status.RUNNING:
+                continue
+            bad = [i for i, at in enumerate(member.first_rows) if faults[at]]
+            nan = [i for i, at in enumerate(member.positions) if any(faults[b + p] for p in at)]
+            if bad:
+                vocabulary = "the model's vocabulary"
+                self.fail(item, f"row {bad[0]} was given a token id outside {vocabulary} by the device")
+            elif nan:
+                self.fail(item, f"the model's output of row {nan[0]} is not finite (NaN or infinity)")
+            else:
+                self._commit(item, outcome.get(item.order), now)
+
+    def _commit(self, item: Pass, words: np.ndarray | None, now: float) -> None:
+        item.status = Status.DONE
+        self._running.pop(item.order, None)
+        for row in item.rows:
+            if row.set is None or item.read_only:
+                continue
+            for slot in row.replaced:
+                self._ledger.give_slot(slot)
+            row.replaced.clear()
+            if not row.set.dropped:
+                self._ledger.slide(row.set.state)
+        for heir in item.heirs:
+            heir.sources.discard(item.order)
+        results, at = [], 0
+        for kind in item.entry.program.results:
+            assert words is not None
+            results.append(value_of(words[at : at + kind.size], kind))
+            at += kind.size
+        self._maybe_free(item)
+        pause = min(self._options.gather_seconds, 0.15 * self.step_seconds)
+        if pause > 0 and not item.pipeline.closed:
+            self._expected[item.client] = now + pause
+        self._deliver(item.client, item.ticket, tuple(results))
+
+    def land_peek(self, peek: Peek, words: np.ndarray) -> None:
+        if peek.channel.poison is not None:
+            self._deliver(peek.client, peek.ticket, PassError(peek.channel.poison))
+        else:
+            self._deliver(peek.client, peek.ticket, (value_of(words, peek.channel.type),))
+
+    # -- failing -------------------------------------------------------------------------------------------------
+
+    def fail(self, item: Pass, cause: str) -> None:
+        """Fail a pass and everything that depends on it; sets go back to before, in reverse order of launch."""
+        failed = {item.order: item}
+        for order, other in self._running.items():  # in order of launch, so one pass over it finds all that follow
+            if other.depends & failed.keys():
+                failed[order] = other
+        touched = {id(row.set) for one in failed.values() for row in one.rows if row.set is not None}
+        for effect in self._queue():
+            if isinstance(effect, Pass) and effect is not item:
+                behind = effect.order > item.order and any(id(row.set) in touched for row in effect.rows)
+                if behind or effect.depends & failed.keys():
+                    failed[effect.order] = effect
+        for order in sorted(failed, reverse=True):
+            self._undo(failed[order])
+        for one in failed.values():
+            for heir in one.heirs:
+                heir.sources.discard(one.order)
+                if id(heir) not in touched:
+                    heir.broken = cause  # a fork of a set that held the failed tokens cannot be put back
+        for order in sorted(failed):
+            one = failed[order]
+            one.error = PassError(cause, one.line)
+            self._deliver(one.client, one.ticket, one.error)
+
+    def _undo(self, item: Pass) -> None:
+        launched = item.status is Status.RUNNING
+        item.status = Status.FAILED
+        item.dead = True
+        self._running.pop(item.order, None)
+        self._loose.pop(item.order, None)
+        item.pipeline.passes.pop(item.ticket, None)
+        for row in item.rows:
+            if row.set is not None and not item.read_only:
+                row.set.submitted -= row.total
+                if row.start is not None:
+                    self._undo_row(row)
+        for channel, producer in reversed(item.taken):
+            channel.untake(producer)
+        if launched:
+            for channel, use in zip(item.channels, item.entry.program.channels, strict=True):
+                if use.put:
+                    channel.poison = channel.poison or "a pass that was to put into this channel failed"
+        else:
+            for producer_pass in item.producers:
+                if producer_pass is not None:
+                    producer_pass.pins -= 1
+                    self._maybe_free(producer_pass)
+        self._maybe_free(item)
+
+    def _undo_row(self, row: PassRow) -> None:
+        """The row's set as it was before the pass. Its cells beyond are dead, its newer slots go back."""
+        target = row.set
+        if target is None or row.start is None:
+            return
+        if target.dropped:
+            for slot in row.replaced:
+                self._ledger.give_slot(slot)
+        else:
+            if row.replaced:
+                self._ledger.give_slot(target.state.slot)
+                for slot in row.replaced[1:]:
+                    self._ledger.give_slot(slot)
+                target.state.slot = row.replaced[0]
+            self._ledger.truncate(target.state, min(row.start, target.state.cells))
+        row.replaced.clear()
+
+    def cancel(self, items: list[Pass], cause: str) -> None:
+        """Drop passes that no step has taken, and discard those in flight."""
+        for item in sorted(items, key=lambda p: p.order):
+            if item.status in (Status.QUEUED, Status.RUNNING):
+                self.fail(item, cause)
+
+    def running_of(self, client: int) -> list[Pass]:
+        return [item for item in self._running.values() if item.client == client]
+
+    def queued_of(self, client: int) -> list[Pass]:
+        return [e for e in self._queue() if isinstance(e, Pass) and e.client == client]
+
+    def bury(self, client: int) -> None:
+        """Effects of a client that has ended do not happen any more."""
+        for effect in self._queue():
+            if effect.client_id == client:
+                effect.dead = True
+
+    def forget_client(self, client: int) -> None:
+        self._served.pop(client, None)
+        self._expected.pop(client, None)
+
+    def launch_failed(self, items: list[Pass], error: Exception, lost: bool = False) -> None:
+        """An executable failed: its passes fail with the reason. If it took the donated state along, that is rebuilt and whoever had
+        content in it fails too."""
+        cause = f"the device could not run this step: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        for item in items:
+            if item.status in (Status.QUEUED, Status.RUNNING):
+                self.fail(item, cause)
+        if lost or self._launcher.lost:
+            self.state_lost(cause)
+
+    def state_lost(self, cause: str) -> None:
+        """Fresh pools; passes in flight and every set and channel with content fail with the cause."""
+        self.counters["rebuilds"] += 1
+        for item in list(self._running.values()):
+            if item.status is Status.RUNNING:
+                self.fail(item, cause)
+        self._launcher.rebuild()
+        self._lose(cause)
+
+    def release(self, item: Pass) -> None:
+        item.released = True
+        self._maybe_free(item)
+
+    def _maybe_free(self, item: Pass) -> None:
+        """Return a pass's result words once nobody can read them: no Output is left, no later pass is waiting, it has landed."""
+        if item.released and item.pins <= 0 and item.status in (Status.DONE, Status.FAILED) and item.offsets:
+            for offset, kind in zip(item.offsets, item.entry.program.results, strict=True):
+                if offset >= 0:
+                    self._words.release(offset, kind.size)
+            item.offsets = ()
+
+    @property
+    def idle(self) -> bool:
+        return not self._lanes and not self._loose and not self.flights
+
+
+def _traffic(item: Pass) -> list[tuple[Channel, int, bool]]:
+    """(channel, 0 none | 1 read | 2 take, put) for each channel a pass touches, its token rows included."""
+    seen: dict[int, tuple[Channel, int, bool]] = {}
+    for channel, use in zip(item.channels, item.entry.program.channels, strict=True):
+        seen[channel.id] = (channel, 2 if use.take else 1 if use.read else 0, use.put)
+    for channel in item.embedded:
+        _, takes, puts = seen.get(channel.id, (channel, 0, False))
+        seen[channel.id] = (channel, 2, puts)
+    return list(seen.values())
+

@@ -1,0 +1,61 @@
+"""`python -m pie_xla.engine.fuse_worker`: compile one fused step from a job on standard input into the executable store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _compile(job)
+        except BaseException as error:
+            failure.append(error)
+
+    threading.stack_size(64 << 20)  # XLA recurses deeper than a default thread allows
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+
+
+def _compile(job: dict[str, Any]) -> None:
+    from jax.experimental.serialize_executable import serialize
+
+    from pie_xla.engine.buckets import Bucket
+    from pie_xla.engine.executables import compile_now
+    from pie_xla.engine.steps import StepShapes
+    from pie_xla.eta.program import EtaProgram
+    from pie_xla.kernels.ops import Kernel, ops_for
+    from poem.lower import Loop, lower
+
+    recipe = job["recipe"]
+    lowered = lower(
+        recipe["config"],
+        ops=ops_for(Kernel(recipe["kernel"])),
+        dtype=recipe["dtype"],
+        page_size=recipe["page_size"],
+        loop=Loop(recipe["loop"]),
+    )
+    params = {name: leaf.struct for name, leaf in lowered.params.items()}
+    state = {g.name: {k: leaf.struct for k, leaf in g.arrays(job["units"][g.name]).items()} for g in lowered.groups}
+    shapes = StepShapes(lowered, job["units"], job["word_count"], job["max_context"], (params, state))
+    executable = compile_now(shapes.fused(EtaProgram.from_json(job["program"]), Bucket(*job["bucket"])))
+    path = Path(job["path"])
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(pickle.dumps(serialize(executable)))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The device side of the engine: owns weights, state pools and words, packs a launch and queues its executables without a sync."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pie_xla.engine.buckets import Bucket
+from pie_xla.engine.executables import ExecutableTable, Key
+from pie_xla.engine.packing import words_of
+from pie_xla.engine.programs import ProgramEntry, ProgramTable
+from pie_xla.engine.records import Pass
+from pie_xla.engine.state import Copy, StateLedger
+from pie_xla.engine.steps import Compilable, StepShapes, power_of_two
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """One row of a launch, with everything the host knows about it.
+
+    Attributes:
+        tokens: host tokens of this launch, or None.
+        source: word offset of the first token when they are on the device, or -1.
+        start: cells in the set before.
+        slots: recurrent slot read and written.
+        readout: indices within this launch's tokens.
+    """
+
+    tokens: np.ndarray | None
+    source: int
+    count: int
+    start: int
+    pages: Mapping[str, Sequence[int]]
+    slots: tuple[int, int]
+    readout: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ProgramInput:
+    """One pass whose epilogue runs in this launch.
+
+    Attributes:
+        first_rows: the index in the launch of each of its rows.
+        positions: per row, its readout positions in the launch's outputs.
+        cells: word offset of each channel's front cell (-1 where nothing is taken).
+        leaves: word offsets of its results, then of its puts.
+    """
+
+    item: Pass
+    first_rows: tuple[int, ...]
+    positions: tuple[tuple[int, ...], ...]
+    cells: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+
+@dataclass
+class Group:
+    """Passes of one program in one executable call; `values` is u32[P, O] on the device."""
+
+    entry: ProgramEntry
+    inputs: list[ProgramInput]
+    values: Any
+
+
+@dataclass
+class Flight:
+    """A launch on its way: what to read when it lands."""
+
+    bucket: Bucket
+    rows: int
+    inputs: list[ProgramInput]
+    faults: Any
+    groups: list[Group]
+    fused: bool
+
+
+class Launcher:
+    """Queues launches on the device.
+
+    Args:
+        shapes, table, programs: what to call.
+        params: weights on the device.
+        place: puts a zeroed state leaf on the device (with its sharding).
+    """
+
+    def __init__(
+        self, shapes: StepShapes, table: ExecutableTable, programs: ProgramTable, params: Mapping[str, Any], structs: Any, word_count: int
+    ) -> None:
+        self._shapes = shapes
+        self._table = table
+        self._programs = programs
+        self._params = dict(params)
+        self._structs = structs
+        self._word_count = word_count
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Fresh, zeroed state and words: at start, and after a failed step has taken them along."""
+        self.state = jax.tree.map(_zeros, self._structs)
+        self.words = jnp.zeros((self._word_count,), jnp.uint32)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a failed executable has consumed the donated state."""
+        return any(leaf.is_deleted() for leaf in jax.tree.leaves((self.state, self.words)))
+
+    # -- launching -----------------------------------------------------------------------------------------------
+
+    def launch(self, bucket: Bucket, rows: list[RowInput], inputs: list[ProgramInput]) -> Flight:
+        layout = self._shapes.step_layout(bucket)
+        block, f = layout.buffer()
+        f["source"].fill(-1)
+        readouts = 0
+        for i, row in enumerate(rows):
+            n = row.count
+            if row.tokens is not None:
+                f["tokens"][i, :n] = row.tokens
+            else:
+                f["source"][i, :n] = np.arange(row.source, row.source + n)
+            f["starts"][i] = row.start
+            f["counts"][i] = n
+            f["slots_in"][i], f["slots_out"][i] = row.slots
+            for name, table in row.pages.items():
+                f[f"pages.{name}"][i, : len(table)] = table
+            for index in row.readout:
+                f["readout"][readouts] = i * bucket.tokens + index
+                readouts += 1
+        entry = self._fusable(bucket, inputs)
+        if entry is not None:
+            return self._launch_fused(entry, bucket, len(rows), block, inputs)
+        step = self._table.build_on_step_path(self._programs.step_key(bucket), lambda: self._shapes.step(bucket))
+        self.state, outputs, faults = step(self._params, self.state, self.words, block)
+        faults.copy_to_host_async()
+        groups = [group for entry, members in _by_program(inputs) for group in self._launch_program(entry, members, bucket, outputs)]
+        return Flight(bucket, len(rows), inputs, faults, groups, False)
+
+    def _fusable(self, bucket: Bucket, inputs: list[ProgramInput]) -> ProgramEntry | None:
+        """The program whose fused step may serve this launch: it is alone, and pass i is row i."""
+        if not inputs or bucket.readouts != bucket.rows:
+            return None
+        entry = inputs[0].item.entry
+        alone = all(p.item.entry is entry and p.positions == ((i,),) for i, p in enumerate(inputs))
+        return entry if alone and bucket in entry.fused else None
+
+    def _launch_fused(self, entry: ProgramEntry, bucket: Bucket, rows: int, block: np.ndarray, inputs: list[ProgramInput]) -> Flight:
+        fused = self._table.get(self._programs.fused_key(entry.program, bucket))
+        program_block, offsets = self._pack_program(entry, inputs, bucket.rows)
+        self.state, self.words, values, faults = fused(self._params, self.state, self.words, block, program_block, offsets)
+        values.copy_to_host_async()
+        faults.copy_to_host_async()
+        return Flight(bucket, rows, inputs, faults, [Group(entry, inputs, values)], True)
+
+    def _launch_program(self, entry: ProgramEntry, members: list[ProgramInput], bucket: Bucket, outputs: Any) -> list[Group]:
+        program = entry.program
+        entry.uses += len(members)
+        if not (program.results or program.channels):
+            return []
+        groups = []
+        while members:
+            passes = _size(entry, len(members))
+            best = next((n for n in self._sizes(bucket) if n >= len(members)), passes)
+            if best != passes and best not in entry.sizes:
+                self._programs.wish(entry, best)
+            part, members = members[:passes], members[passes:]
+            run = self._table.get(Key("program", program.key, str(passes)))
+            reads = [self._select(read, part, passes, bucket, outputs) for read in program.reads]
+            block, offsets = self._pack_program(entry, part, passes)
+            values = run(reads, self.words, block)
+            values.copy_to_host_async()
+            sizes = self._shapes.segments(program)
+            if sizes:
+                commit = self._small(self._programs.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes))
+                self.words = commit(self.words, values, offsets)
+            groups.append(Group(entry, part, values))
+        return groups
+
+    def _sizes(self, bucket: Bucket) -> list[int]:
+        """Pass counts worth compiling for a bucket: the planned ones, and its own row count (whose outputs need no selection)."""
+        return sorted({bucket.rows, *(b.rows for b in self._programs.ready_steps if b.rows <= bucket.rows)})
+
+    def _select(self, read: Any, part: list[ProgramInput], passes: int, bucket: Bucket, outputs: Any) -> Any:
+        """[P, ...] of one output: the output itself where pass i reads position i, else a selection."""
+        spans = self._shapes.positions_of(read)
+        where = np.zeros((passes,) if spans is None else (passes, spans), np.int32)
+        for i, member in enumerate(part):
+            positions = member.positions[read.row]
+            where[i] = positions[-1] if spans is None else positions
+        output = outputs[read.name]
+        if spans is None and passes == bucket.readouts and output.dtype == read.dtype.numpy:
+            if all(where[i] == i for i in range(len(part))):
+                return output
+        key = self._programs.rows_key(read, bucket.readouts, passes)
+        return self._small(key, lambda: self._shapes.rows(read, bucket.readouts, passes))(output, where)
+
+    def _pack_program(self, entry: ProgramEntry, part: list[ProgramInput], passes: int) -> tuple[np.ndarray, np.ndarray]:
+        program = entry.program
+        block, f = self._shapes.program_layout(program, passes).buffer()
+        offsets = np.full((passes, len(self._shapes.segments(program))), -1, np.int32)
+        for i, member in enumerate(part):
+            item = member.item
+            f["key"][i] = np.array(item.pipeline.seed, np.uint32).view(np.int32)
+            f["ordinal"][i] = np.uint32(item.ordinal & 0xFFFFFFFF).view(np.int32)
+            for k, (kind, value) in enumerate(zip(program.params, item.request.params, strict=True)):
+                f[f"param{k}"][i] = words_of(value, kind)
+            for k, cell in enumerate(member.cells):
+                f[f"cell{k}"][i] = cell
+            offsets[i] = member.leaves
+        return block, offsets
+
+    # -- small moves ---------------------------------------------------------------------------------------------
+
+    def copy_pages(self, copies: list[Copy]) -> None:
+        for group in {c.group for c in copies}:
+            mine = [c for c in copies if c.group == group]
+            n = power_of_two(len(mine))
+            source, target = np.zeros(n, np.int32), np.zeros(n, np.int32)
+            source[: len(mine)] = [c.source for c in mine]
+            target[: len(mine)] = [c.target for c in mine]
+            run = self._small(Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n))
+            self.state = {**self.state, group: run(self.state[group], source, target)}
+
+    def poke(self, values: np.ndarray, offset: int) -> None:
+        """Write host words i32[n] at `offset`."""
+        n = power_of_two(len(values), 8)
+        words, at = np.zeros(n, np.int32), np.full(n, -1, np.int32)
+        words[: len(values)] = values
+        at[: len(values)] = np.arange(offset, offset + len(values))
+        self.words = self._small(Key("poke", "", str(n)), lambda: self._shapes.poke(n))(self.words, words, at)
+
+    def peek(self, offset: int, count: int) -> Any:
+        """u32[count] at `offset`, on its way to the host."""
+        out = self._small(Key("peek", "", str(count)), lambda: self._shapes.peek(count))(self.words, np.int32(offset))
+        out.copy_to_host_async()
+        return out
+
+    def _small(self, key: Key, work: Any) -> Any:
+        return self._table.build_on_step_path(key, work)
+
+    def warm(self, ledger: StateLedger) -> list[tuple[Key, Any]]:
+        """The small moves every engine needs: (key, work) to build before serving."""
+        moves: list[tuple[Key, Any]] = []
+        for group in ledger.paged:
+            for n in (1, 2, 4):
+                moves.append((Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n)))
+        moves.append((Key("poke", "", "8"), lambda: self._shapes.poke(8)))
+        moves.append((Key("peek", "", "1"), lambda: self._shapes.peek(1)))
+        return moves
+
+
+def _zeros(struct: jax.ShapeDtypeStruct) -> Any:
+    zeros = jnp.zeros(struct.shape, struct.dtype)
+    return zeros if struct.sharding is None else jax.device_put(zeros, struct.sharding)
+
+
+def _by_program(inputs: list[ProgramInput]) -> list[tuple[ProgramEntry, list[ProgramInput]]]:
+    groups: dict[str, tuple[ProgramEntry, list[ProgramInput]]] = {}
+    for member in inputs:
+        entry = member.item.entry
+        groups.setdefault(entry.program.key, (entry, []))[1].append(member)
+    return list(groups.values())
+
+
+def _size(entry: ProgramEntry, n: int) -> int:
+    """The compiled pass count to use for n passes: the smallest that holds them all, else the largest there is."""
+    enough = [size for size in entry.sizes if size >= n]
+    return min(enough) if enough else max(entry.sizes)
+
+
+__all__ = ["Compilable", "Flight", "Group", "Launcher", "ProgramInput", "RowInput"]
