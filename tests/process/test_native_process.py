@@ -20,13 +20,6 @@ def no_programs(text: str) -> Any:
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 def manager(engine: FakeEngine) -> Iterator[ProcessManager]:
     manager = ProcessManager(engine, FACTS, Bytes(), no_programs)
     yield manager
