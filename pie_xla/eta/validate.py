@@ -137,8 +137,8 @@ class Validator:
         if name in ("take", "read", "put"):
             self._channel(name, at, operands, kind, depth)
         types = () if name == "put" else (kind,)
-        size = max(own.size, rules.OP_COST)
-        return Node(name, operands, {"i": at}, self._define(types), types, size, line, captured=frozenset(operands))
+        ids, used = self._define(types), frozenset(operands)
+        return Node(name, operands, {"i": at}, ids, types, rules.OP_COST, line, captured=used)
 
     def _channel(self, name: str, at: int, operands: tuple[int, ...], kind: Type, depth: int) -> None:
         use = self.uses[at]

@@ -1,0 +1,331 @@
+"""Recording: what an epilogue's calls do while it is traced.
+
+A recorder turns each call into an op. `GuestRecorder` writes the program that the host compiles; a native process has its own
+recorder with the same methods. The ops' functions find it through `current()`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inferlet._errors import PACKAGE
+from inferlet.eta import _rules as rules
+from inferlet.eta._errors import EtaError
+from inferlet.eta._table import TABLE
+from inferlet.eta._tensor import Tensor
+
+Type = tuple[str, tuple[int, ...]]
+
+
+class Recorder(Protocol):
+    """What both modes record with. Tensors are `Tensor` in the sandbox and JAX arrays natively."""
+
+    vocab_size: int
+    page_size: int
+
+    def apply(self, name: str, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        """One op of the table: its result, or a tuple of them."""
+
+    def literal(self, value: Any, dtype: str | None = None) -> Any:
+        """A Python number or nested list as a tensor whose value is sent with each submit."""
+
+    def output(self, row: int, name: str) -> Any:
+        """The model's output `name` at a row of the pass."""
+
+    def take(self, channel: Any) -> Any: ...
+    def read(self, channel: Any) -> Any: ...
+    def put(self, channel: Any, value: Any) -> None: ...
+    def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any: ...
+
+    def type_of(self, value: Any) -> Type:
+        """(dtype, shape) of a tensor, or of a number as it would be recorded."""
+
+
+_CURRENT: ContextVar[Recorder | None] = ContextVar("inferlet_recorder", default=None)
+
+
+def current() -> Recorder | None:
+    """The recorder of the epilogue being traced, or None on the host."""
+    return _CURRENT.get()
+
+
+def recorder(what: str) -> Recorder:
+    """The current recorder; EtaError when `what` is called outside an epilogue."""
+    found = _CURRENT.get()
+    if found is None:
+        raise EtaError(f"{what} works inside an epilogue only: call it in the function given to fwd.epilogue(...)")
+    return found
+
+
+@contextmanager
+def recording(chosen: Recorder) -> Iterator[Recorder]:
+    """Make `chosen` the current recorder of this context."""
+    if _CURRENT.get() is not None:
+        raise EtaError("an epilogue cannot record another one: build the inner pass outside")
+    token = _CURRENT.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _CURRENT.reset(token)
+
+
+@dataclass(frozen=True)
+class TracedProgram:
+    """A recorded epilogue: the program's text and what each submit sends beside it."""
+
+    text: str
+    params: tuple[Any, ...]  # numbers or nested lists, in order
+    channels: tuple[Any, ...]  # channel objects, in order of first use
+    results: tuple[Type, ...]
+    scalar_result: bool
+
+
+class GuestRecorder:
+    """Writes one program.
+
+    Args:
+        outputs: name -> (shape of one position, dtype): the model's outputs.
+        rows: per row of the pass, the number of readout positions, or None for the last token alone.
+        vocab_size, page_size: the model's facts.
+        source: "main.py:14" of the epilogue, for the host's errors.
+    """
+
+    def __init__(
+        self,
+        outputs: dict[str, tuple[Sequence[int], str]],
+        rows: Sequence[int | None],
+        vocab_size: int = 0,
+        page_size: int = 0,
+        source: str = "",
+    ) -> None:
+        self.vocab_size, self.page_size = vocab_size, page_size
+        self._outputs, self._rows, self._source = outputs, tuple(rows), source
+        self._scope: object = object()
+        self._scopes: list[object] = [self._scope]
+        self._ops: list[Any] = []
+        self._lines: list[str] = []
+        self._next = 0
+        self._streams = 0
+        self._cost = 0
+        self._reads: dict[tuple[int, str], Tensor] = {}
+        self._read_table: list[Any] = []
+        self._params: list[Any] = []
+        self._param_table: list[Any] = []
+        self._channels: list[Any] = []
+        self._used: list[set[str]] = []
+        self._cells: list[Tensor | None] = []
+        self._pending: dict[int, Tensor] = {}
+
+    def apply(self, name: str, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        rule = TABLE[name]
+        try:
+            if rule.random and attrs.get("stream") is None:
+                attrs = {**attrs, "stream": self._streams}
+                self._streams += 1
+            values = rule.check_attrs(attrs)
+            tensors = [self._operand(rule, at, operands) for at in range(len(operands))]
+            types, cost = rule.infer(tuple((t.dtype, t.shape) for t in tensors), values)
+        except rules.RuleError as error:
+            raise EtaError(str(error)) from None
+        made = self._emit(name, [t._id for t in tensors], values, types, cost)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def literal(self, value: Any, dtype: str | None = None) -> Tensor:
+        kind = dtype or rules.literal_dtype(value)
+        if kind is None:
+            raise EtaError(f"{type(value).__name__} {value!r:.60} is not a tensor, a number or a nested list of numbers")
+        try:
+            number, shape = rules.check_literal("a literal", value, kind)
+        except rules.RuleError as error:
+            raise EtaError(str(error)) from None
+        self._params.append(number)
+        self._param_table.append([kind, list(shape)])
+        return self._emit("param", [], {"i": len(self._params) - 1}, ((kind, shape),), rules.OP_COST)[0]
+
+    def output(self, row: int, name: str) -> Tensor:
+        if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self._rows):
+            raise EtaError(f"output({row!r}, {name!r}): this pass has rows 0 to {len(self._rows) - 1}")
+        if name not in self._outputs:
+            raise EtaError(f"the model has no output {name!r:.40}; it has: {', '.join(self._outputs)}")
+        known = self._reads.get((row, name))
+        if known is None or known._scope not in self._scopes:
+            shape, dtype = self._outputs[name]
+            count = self._rows[row]
+            kind = (str(dtype), tuple(shape) if count is None else (count, *shape))
+            entry = [row, name, kind[0], list(kind[1])]
+            if entry not in self._read_table:
+                self._read_table.append(entry)
+            at = self._read_table.index(entry)
+            known = self._reads[row, name] = self._emit("output", [], {"i": at}, (kind,), rules.OP_COST)[0]
+        return known
+
+    def take(self, channel: Any) -> Tensor:
+        at = self._channel(channel, "take")
+        if self._used[at] & {"take", "put"}:
+            done = "put to" if "put" in self._used[at] else "taken from"
+            raise EtaError(f"this channel was already {done} in this pass: take once, before put")
+        self._used[at].add("take")
+        return self._emit("take", [], {"i": at}, ((channel.dtype, tuple(channel.shape)),), rules.OP_COST)[0]
+
+    def read(self, channel: Any) -> Tensor:
+        at = self._channel(channel, "read")
+        self._used[at].add("read")
+        return self._emit("read", [], {"i": at}, ((channel.dtype, tuple(channel.shape)),), rules.OP_COST)[0]
+
+    def put(self, channel: Any, value: Any) -> None:
+        at = self._channel(channel, "put")
+        if "put" in self._used[at]:
+            raise EtaError("this channel was already put to in this pass: put once")
+        x = self._tensor(value) if isinstance(value, Tensor) else self.literal(value, channel.dtype)
+        shape = tuple(channel.shape)
+        if x.dtype != channel.dtype:
+            raise EtaError(f"the channel holds {channel.dtype}, got {x!r}: use cast(x, {str(channel.dtype)!r})")
+        if x.shape != shape:
+            x = self.apply("reshape", (x,), {"shape": shape})
+        self._used[at].add("put")
+        self._emit("put", [x._id], {"i": at}, (), rules.OP_COST)
+
+    def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any:
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:
+            raise EtaError(f"fori: n must be a Python int of at least 1 (it is fixed when recorded), got {n!r:.60}")
+        many = isinstance(init, tuple | list)
+        carried = [self._tensor(x) if isinstance(x, Tensor) else self.literal(x) for x in (init if many else (init,))]
+        if not carried:
+            raise EtaError("fori: init is empty, so the loop would do nothing")
+        types = tuple((t.dtype, t.shape) for t in carried)
+        at, outer, cost = len(self._ops), self._ops, self._cost
+        self._line()
+        self._ops, self._cost = [], 0
+        scope = object()
+        self._scopes.append(scope)
+        try:
+            index, *values = self._define((("i32", ()), *types))
+            made = body(index, tuple(values)) if many else body(index, values[0])
+            results = list(made) if many and isinstance(made, tuple | list) else [made]
+            out = [self._tensor(x) if isinstance(x, Tensor) else self.literal(x) for x in results]
+            got = tuple((t.dtype, t.shape) for t in out)
+            if got != types:
+                want, have = (", ".join(map(rules.show, kinds)) for kinds in (types, got))
+                raise EtaError(f"fori: the body must return what it carries ({want}), but returned ({have})")
+            inner, spent = self._ops, rules.loop_cost(n, self._cost)
+        finally:
+            self._scopes.pop()
+            self._ops, self._cost = outer, cost
+        assert len(self._ops) == at
+        self._spend("fori", spent, f": {n} iterations of {spent // n}")
+        attrs = {"n": n, "ops": inner, "out": [t._id for t in out]}
+        self._ops.append(["fori", [t._id for t in carried], attrs])
+        done = self._define(types)
+        return tuple(done) if many else done[0]
+
+    def type_of(self, value: Any) -> Type:
+        if isinstance(value, Tensor):
+            return value.dtype, value.shape
+        dtype = rules.literal_dtype(value)
+        if dtype is None:
+            raise EtaError(f"{type(value).__name__} {value!r:.60} is not a tensor, a number or a nested list of numbers")
+        return dtype, rules.check_literal("a literal", value, dtype)[1]
+
+    def finish(self, result: Any) -> TracedProgram:
+        """The program whose results are what the epilogue returned: a tensor or number, a tuple or list of them, or None."""
+        single = not isinstance(result, tuple | list) and result is not None
+        if hasattr(result, "__await__") and not isinstance(result, Tensor):
+            raise EtaError("an epilogue is a plain function: write def, not async def")
+        results = (result,) if single else tuple(result or ())
+        tensors = [self._tensor(x) if isinstance(x, Tensor) else self.literal(x) for x in results]
+        body = {
+            "channels": [[str(c.dtype), list(c.shape)] for c in self._channels],
+            "eta": rules.VERSION,
+            "ops": self._ops,
+            "out": [t._id for t in tensors],
+            "params": self._param_table,
+            "reads": self._read_table,
+            "rows": len(self._rows),
+            "single": single,
+        }
+        document = {"body": body, "lines": self._lines, "source": self._source or (self._lines[0] if self._lines else "")}
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        types = tuple((t.dtype, t.shape) for t in tensors)
+        return TracedProgram(text, tuple(self._params), tuple(self._channels), types, single)
+
+    def _operand(self, rule: rules.Rule, at: int, operands: Sequence[Any]) -> Tensor:
+        value = operands[at]
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if at >= len(rule.operands):
+            return self.literal(value)
+        want = rule.operands[at].dtype
+        if want in rules.DTYPES:
+            return self.literal(value, want)
+        for pattern, other in zip(rule.operands, operands, strict=False):
+            if pattern.dtype == want and isinstance(other, Tensor):
+                return self.literal(value, other.dtype)
+        return self.literal(value)
+
+    def _tensor(self, value: Tensor) -> Tensor:
+        if value._recorder is not self:
+            raise EtaError("this tensor belongs to another epilogue; pass values between passes by Output or Channel")
+        if value._scope not in self._scopes:
+            raise EtaError("this tensor belongs to the body of a loop that has ended; carry it out of the loop")
+        return value
+
+    def _channel(self, channel: Any, what: str) -> int:
+        if len(self._scopes) > 1:
+            raise EtaError(f"{what} of a channel inside fori: take before the loop, put after it, and carry the value")
+        for at, known in enumerate(self._channels):
+            if known is channel:
+                return at
+        self._channels.append(channel)
+        self._used.append(set())
+        return len(self._channels) - 1
+
+    def _emit(self, name: str, ids: list[int], attrs: dict[str, Any], types: Sequence[Type], cost: int) -> list[Tensor]:
+        self._line()
+        if len(self._lines) > rules.MAX_OPS:
+            raise EtaError(f"the epilogue has more than {rules.MAX_OPS} ops")
+        self._spend(name, cost, "")
+        self._ops.append([name, ids, attrs])
+        return self._define(types)
+
+    def _spend(self, name: str, cost: int, why: str) -> None:
+        self._cost += cost
+        if self._cost > rules.MAX_COST:
+            raise EtaError(
+                f"{name}: the epilogue costs {self._cost} element operations a pass, more than {rules.MAX_COST}{why}; "
+                f"a running step cannot be interrupted, so loop fewer times or over less"
+            )
+
+    def _define(self, types: Sequence[Type]) -> list[Tensor]:
+        scope, start = self._scopes[-1], self._next
+        self._next += len(types)
+        return [Tensor(self, scope, start + at, dtype, shape) for at, (dtype, shape) in enumerate(types)]
+
+    def _line(self) -> None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if module != PACKAGE and not module.startswith("inferlet."):
+                code = frame.f_code
+                self._lines.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"[:200])
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+        self._lines.append("")
+
+
+def trace(
+    fn: Callable[[], Any],
+    outputs: dict[str, tuple[Sequence[int], str]],
+    rows: Sequence[int | None],
+    vocab_size: int = 0,
+    page_size: int = 0,
+) -> TracedProgram:
+    """Run an epilogue once and record it."""
+    chosen = GuestRecorder(outputs, rows, vocab_size, page_size)
+    with recording(chosen):
+        return chosen.finish(fn())
