@@ -148,8 +148,10 @@ class ModelSettings:
 
     default: str = setting(DEFAULT_MODEL, TEXT, "the model used when none is named")
     store: Path | Auto = setting("auto", _or_auto(FOLDER), "folder of imported models; auto: the user's data folder")
-    dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", _choice("float32", "bfloat16"), "the type that weights are imported and computed in"
+    dtype: str | Auto = setting(
+        "auto",
+        _or_auto(_choice("float32", "bfloat16")),
+        "the type that weights are stored and computed in; auto: the checkpoint's own, float32 for quantized files",
     )
 
 
