@@ -98,7 +98,7 @@ class Guest:
         self._future: int | None = None
         self._error = c_void_p()
         self._instance = ffi.wasmtime_component_instance_t()
-        self._argument: Any = None
+        self._argument = cabi.Val()  # an empty value owns nothing
         self._result = cabi.Val()
 
     # -- what host functions see (world.Caller) ---------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Guest:
         finally:
             self._world.current = None
             self.cpu_ns += time.thread_time_ns() - started
-        if finished:
+        if finished or isinstance(self._fault, OutputLimitReached):
             ended = ended or self._outcome()
             self.free()
             return Poll.FINISHED, ended
@@ -182,7 +182,9 @@ class Guest:
         return ended
 
     def free(self) -> None:
-        """Give back the fiber and the store."""
+        """Give back the fiber, the store and the values."""
+        if self._stage is _Stage.ENDED:
+            return
         self._stage = _Stage.ENDED
         self.deadline = None
         if self._pending is not None:
@@ -191,9 +193,11 @@ class Guest:
         if self._future is not None:
             _future_delete(self._future)
             self._future = None
-        if self._argument is not None:
-            cabi.delete(self._argument)
-            self._argument = None
+        if self._error.value:
+            cabi.take_error_message(self._error.value)
+            self._error = c_void_p()
+        cabi.delete(self._argument)
+        cabi.delete(self._result)
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -256,12 +260,13 @@ class Guest:
         return GuestExit(kind, result, message, self.cpu_ns / 1e9)
 
     def _outcome(self) -> GuestExit:
+        if isinstance(self._fault, OutputLimitReached):
+            return self._output_exit()
         if self._error.value:
             message = cabi.take_error_message(self._error.value)
             self._error = c_void_p()
             return self._trapped(message)
         ok, text = cabi.read_result_string(addressof(self._result))
-        cabi.delete(self._result)
         if not ok:
             memory = text.endswith("\nMemoryError")  # the language component's own report
             return self._exit(ExitKind.MEMORY if memory else ExitKind.FAILED, text)
@@ -277,25 +282,31 @@ class Guest:
 
     def _trapped(self, message: str) -> GuestExit:
         match self._fault:
-            case OutputLimitReached():
-                return self._output_exit()
+            case None:
+                return self._crashed(message)
             case SleepRefused() | cabi.TooLarge():
                 return self._exit(ExitKind.FAILED, f"the program was stopped: {self._fault}")
-            case BaseException():
-                return self._exit(ExitKind.HOST_FAULT, f"a host function failed: {type(self._fault).__name__}: {self._fault}")
-        reason = message.rpartition("wasm trap: ")[2] if "wasm trap: " in message else message
+            case fault:
+                return self._exit(ExitKind.HOST_FAULT, f"a host function failed: {type(fault).__name__}: {fault}")
+
+    def _crashed(self, message: str) -> GuestExit:
+        """What a trap means to the author; the interpreter's own last words go with it."""
+        reason = message.rpartition("Caused by:")[2].strip()
         tail = self._crash_text.decode("utf-8", "replace")[-_CRASH_TAIL:].strip()
         words = f"\n{tail}" if tail else ""
         memory = size_text(self.limits.memory_bytes)
         if "call stack exhausted" in reason:
-            return self._exit(ExitKind.STACK, f"the program's calls are nested too deeply for the sandbox's stack{words}")
-        if "MemoryError" in tail or "out of memory" in tail.lower():
-            return self._exit(ExitKind.MEMORY, f"the program used more than {memory}, its memory limit{words}")
-        if "exceeds memory limits" in reason or "memory minimum size" in reason:
-            return self._exit(ExitKind.MEMORY, f"the language component does not fit into {memory}, the program's memory limit")
-        if "exit" in reason.lower() and "status" in reason.lower():
-            return self._exit(ExitKind.FAILED, f"the program ended its own process ({reason.splitlines()[-1].strip()}){words}")
-        return self._exit(ExitKind.CRASHED, f"the program crashed the sandbox's interpreter ({reason.strip()}){words}")
+            kind, text = ExitKind.STACK, "the program's calls are nested too deeply for the sandbox's stack"
+        elif "MemoryError" in tail or "out of memory" in tail.lower():
+            kind, text = ExitKind.MEMORY, f"the program used more than {memory}, its memory limit"
+        elif "too much data" in reason:
+            kind, text = ExitKind.FAILED, "the program passed too much data to the host in one call"
+        elif "exit status" in reason:
+            kind, text = ExitKind.FAILED, "the program ended its own process, as os._exit does"
+        else:
+            kind, text = ExitKind.CRASHED, f"the program crashed the sandbox's interpreter ({reason})"
+            words += f"\n  hint: the interpreter may crash when memory runs out; this program's limit is {memory}"
+        return self._exit(kind, text + words)
 
     def _write_raw(self, data: bytes) -> int:
         """Output that bypasses the language's own streams: `os.write`, or an interpreter's last words."""

@@ -11,12 +11,13 @@ import random
 import inferlet
 import wit_world
 from componentize_py_types import Err
-from pie_component import author, loop, preload, stdio
+from pie_component import author, checked, loop, preload, stdio
 
 preload.preload()
 for _, _name, _ in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
     importlib.import_module(_name)  # every module of the SDK, or the build fails
 loop.install()
+checked.install()
 
 
 class WitWorld(wit_world.WitWorld):
@@ -27,6 +28,8 @@ class WitWorld(wit_world.WitWorld):
             return author.run(json.loads(request))
         except author.Failed as failed:
             raise Err(failed.args[0]) from None
+        finally:
+            stdio.flush()
 
 
 gc.collect()

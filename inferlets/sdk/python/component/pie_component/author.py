@@ -16,6 +16,7 @@ from inferlet import _host
 from pie_component.loop import HostEventLoop
 
 _EXAMPLE = "async def main(input: dict) -> dict"
+_MAX_REPORT = 1 << 15  # characters
 # Frames of these modules are ours, not the author's.
 _OWN = ("pie_component", "inferlet", "asyncio", "wit_world", "app")
 
@@ -38,6 +39,8 @@ def run(request: dict[str, Any]) -> str:
     except Failed:
         raise
     except MemoryError as error:
+        if error.args:  # CPython's parser calls source that is nested too deeply a MemoryError, with a text
+            raise Failed(_traceback_text(error)) from None
         del ballast
         raise Failed(_memory_text(error, file, request.get("memory_mib"))) from None
     except SystemExit as error:
@@ -61,8 +64,8 @@ def _call(source: str, file: str, value: Any) -> str:
         inspect.signature(main).bind(value)
     except TypeError as error:
         raise Failed(
-            f"{_where(main, file)}: main{inspect.signature(main)} cannot be called with one argument, the input dict: {error}."
-            f"\n  hint: define `{_EXAMPLE}`"
+            f"{_where(main, file)}: main{inspect.signature(main)} cannot be called with the input as its one argument: "
+            f"{error}.\n  hint: define `{_EXAMPLE}`"
         ) from None
 
     _host.begin(value)
@@ -72,7 +75,8 @@ def _call(source: str, file: str, value: Any) -> str:
             result = runner.run(result)
     elif inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise Failed(
-            f"{_where(main, file)}: `main` is a generator.\n  hint: return one value; stream parts with `session.send(text)`"
+            f"{_where(main, file)}: `main` is a generator."
+            "\n  hint: return one value; stream parts with `session.send(text)`"
         )
     try:
         return json.dumps({"result": result}, allow_nan=False, separators=(",", ":"))
@@ -146,12 +150,17 @@ def _exit_text(error: SystemExit, file: str) -> str:
 def _traceback_text(error: BaseException) -> str:
     report = traceback.TracebackException.from_exception(error)
     _trim(report, set())
-    text = "".join(report.format()).rstrip("\n")
+    text = _shorten("".join(report.format()).rstrip("\n"))
     if isinstance(error, ModuleNotFoundError):
-        text += (
-            "\n  hint: the sandbox has Python's standard library and `inferlet`; `--native` runs the file with your own packages"
-        )
+        text += "\n  hint: the sandbox has the standard library and `inferlet`; with `--native` your own packages work too"
     return text
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_REPORT:
+        return text
+    half = _MAX_REPORT // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
 
 
 def _trim(report: traceback.TracebackException | None, seen: set[int]) -> None:

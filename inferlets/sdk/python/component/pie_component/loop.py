@@ -1,7 +1,7 @@
 """An asyncio event loop that waits in one host call.
 
-asyncio's own selectors need sockets, which the sandbox does not give. Here the loop's "selector" is `session.wait`: it blocks the
-guest until a ticket of the host has an event or the loop's next timer is due.
+asyncio's own selectors need sockets, which the sandbox does not give. Here the loop's "selector" is `session.wait`: it
+blocks the guest until a ticket of the host has an event or the loop's next timer is due.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.base_events
 import asyncio.events
+import inspect
 import json
 import time
 from collections.abc import Callable
@@ -25,7 +26,8 @@ _ASK_EVERY = 8
 class _HostSelector:
     """Stands where `BaseEventLoop` expects a selector; its events are the host's `[ticket, 0|1, value]` entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: HostEventLoop) -> None:
+        self._loop = loop
         self._skipped = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
@@ -35,9 +37,9 @@ class _HostSelector:
             if not waiting or self._skipped < _ASK_EVERY:
                 return []
         elif timeout is None and not waiting:
-            raise RuntimeError(
-                "deadlock: every task waits for something that nothing in this program can bring about "
-                "(no pass, message or timer is outstanding)"
+            raise DeadlockError(
+                "every task waits for what nothing in this program can bring about: no pass, message or timer is "
+                f"outstanding{_waiting(self._loop)}"
             )
         self._skipped = 0
         return json.loads(session.wait(None if timeout is None else _milliseconds(timeout)))
@@ -50,12 +52,33 @@ def _milliseconds(seconds: float) -> int:
     return min(max(0, int(seconds * 1000 + 0.999)), _MAX_MS)
 
 
+class DeadlockError(RuntimeError):
+    """The program can never go on."""
+
+    __module__ = "builtins"  # its report is for the author, who knows nothing of this module
+
+
+def _waiting(loop: asyncio.AbstractEventLoop) -> str:
+    """Where each task is waiting, one line for each."""
+    places = []
+    for task in asyncio.all_tasks(loop):
+        coroutine: Any = task.get_coro()
+        chain = []
+        while coroutine is not None and inspect.iscoroutine(coroutine) and coroutine.cr_frame is not None:
+            if not coroutine.cr_code.co_filename.startswith("/python/"):  # the standard library
+                chain.append(f"{coroutine.cr_code.co_filename}:{coroutine.cr_frame.f_lineno} in {coroutine.cr_code.co_name}")
+            coroutine = coroutine.cr_await
+        if chain:
+            places.append("\n  waiting: " + " > ".join(chain))
+    return "".join(sorted(places)[:20])
+
+
 class HostEventLoop(asyncio.base_events.BaseEventLoop):
-    """The loop of `asyncio.run`: gather, TaskGroup, Queue, wait_for and sleep work; sockets, subprocesses and threads do not."""
+    """The loop of `asyncio.run`: gather, TaskGroup, Queue, wait_for and sleep work; sockets and subprocesses do not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = _HostSelector()
+        self._selector = _HostSelector(self)
 
     def _process_events(self, event_list: list[Any]) -> None:
         if event_list:

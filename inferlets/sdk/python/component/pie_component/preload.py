@@ -12,21 +12,23 @@ import sys
 import warnings
 
 # What cannot work without processes, terminals, C libraries or a display, and what only tests use.
-_SKIP = frozenset(
-    """test idlelib tkinter turtledemo turtle lib2to3 ensurepip antigravity this pydoc_data curses msilib nturl2path venv distutils
-    dbm ctypes pdb profiling multiprocessing sqlite3 wsgiref xmlrpc pip setuptools""".split()
-)
-_PACKAGES = "asyncio json email encodings collections concurrent html http importlib logging urllib xml zoneinfo unittest re pathlib string os".split()
-_SKIP_PARTS = """__main__ windows proactor concurrent.interpreters mac_ iso8859 iso2022 big5 euc_ .gb shift_ johab koi8 .hz ptcp kz1 mbcs oem tis_
-    cp1 cp4 cp5 cp6 cp7 cp8 cp9""".split()
+_SKIP = {"test", "idlelib", "tkinter", "turtledemo", "turtle", "ensurepip", "antigravity", "this", "pydoc_data", "curses"}
+_SKIP |= {"nturl2path", "venv", "dbm", "ctypes", "pdb", "profiling", "multiprocessing", "sqlite3", "wsgiref", "xmlrpc"}
+# Packages with parts that are imported lazily.
+_PACKAGES = ("asyncio", "collections", "concurrent", "email", "encodings", "html", "http", "importlib", "json", "logging")
+_PACKAGES += ("os", "pathlib", "re", "string", "unittest", "urllib", "xml", "zoneinfo")
+# Other platforms, and the code pages of old ones: half of the encodings' size.
+_SKIP_PARTS = ("__main__", "windows", "proactor", "concurrent.interpreters", "mac_", "iso8859", "iso2022", "big5", "euc_")
+_SKIP_PARTS += (".gb", "shift_", "johab", "koi8", ".hz", "ptcp", "kz1", "mbcs", "oem", "tis_")
+_SKIP_PARTS += ("cp1", "cp4", "cp5", "cp6", "cp7", "cp8", "cp9")
 
 
 def preload() -> None:
     """Import what the standard library has for this platform; a module that the platform lacks is left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in sorted(sys.stdlib_module_names):
-            if name not in _SKIP and not name.startswith("_"):
+        for name in sorted(sys.stdlib_module_names - _SKIP):
+            if not name.startswith("_"):
                 _try(name)
         for package in _PACKAGES:
             module = _try(package)

@@ -32,10 +32,20 @@ class _LogWriter(io.RawIOBase):
         return len(view)
 
 
+_streams: list[io.TextIOWrapper] = []
+
+
 def install() -> None:
     for name, level in (("stdout", STDOUT_LEVEL), ("stderr", STDERR_LEVEL)):
-        stream = io.TextIOWrapper(
-            io.BufferedWriter(_LogWriter(level), _CHUNK), encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+        binary = io.BufferedWriter(_LogWriter(level), _CHUNK)
+        stream = io.TextIOWrapper(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        _streams.append(stream)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def flush() -> None:
+    """Hand over what has no newline yet."""
+    for stream in _streams:
+        if not stream.closed:
+            stream.flush()
