@@ -68,11 +68,18 @@ class Engine:
         self._programs = ProgramTable(self._shapes, self._buckets, self._table, options, self._wake)
         self._ledger = StateLedger(model.lowered.groups, self.plan.units, self.facts.page_size)
         self._words = WordFile(options.word_count)
-        self._word_lock = threading.Lock()
         self._launcher = Launcher(self._shapes, self._table, self._programs, model.params, structs[1], options.word_count)
         self._fusion = FusionService(model.recipe, self._store, self.plan.units, options, self.max_context, self._fused)
         self._core = Core(
-            self._launcher, self._ledger, self._words, self._programs, self._buckets, options, self._deliver, self._fusion.request, self._lose
+            self._launcher,
+            self._ledger,
+            self._words,
+            self._programs,
+            self._buckets,
+            options,
+            deliver=self._deliver,
+            fuse=self._fusion.request,
+            lose=self._lose,
         )
         self._clients: dict[int, Client] = {}
         self._ids = itertools.count(1)
@@ -81,7 +88,7 @@ class Engine:
         self._stop = False
         self._landings: queue.SimpleQueue[Landing | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
-        self._door = _Door(self, self._core)
+        self._door = _Door(self._words, self._core)
         self._thread = threading.Thread(target=self._run, name="pie-engine", daemon=True)
         self._reader = threading.Thread(target=self._read, name="pie-readback", daemon=True)
 
@@ -165,14 +172,14 @@ class Engine:
                 "shorten the prompt, or truncate the set",
             )
         if self.stateful and not self._ledger.fits(self._ledger.most(length), empty=True):
-            raise PieError(f"row {row} would be {length} tokens long; all state memory holds {self.plan.tokens}", "raise [engine] kv_memory")
+            held = self.plan.tokens
+            raise PieError(f"row {row} would be {length} tokens long; all state memory holds {held}", "raise [engine] kv_memory")
 
     def program(self, program: Program) -> ProgramEntry:
         return self._programs.entry(program)
 
     def allocate_words(self, n: int) -> int | None:
-        with self._word_lock:
-            return self._words.allocate(n)
+        return self._words.allocate(n)
 
     def close_client(self, client: Client, sets: list[WorkingSet], channels: list[Channel], tickets: list[Pass]) -> None:
         self._clients.pop(client.id, None)
@@ -279,8 +286,8 @@ class Engine:
 class _Door:
     """What posted calls may do, on the engine's thread."""
 
-    def __init__(self, engine: Engine, core: Core) -> None:
-        self._engine = engine
+    def __init__(self, words: WordFile, core: Core) -> None:
+        self._words = words
         self.core = core
         self.add = core.add
         self.release = core.release
@@ -293,8 +300,7 @@ class _Door:
         if not channel.dropped:
             channel.dropped = True
             channel.poison = channel.poison or "the channel was dropped"
-            with self._engine._word_lock:
-                self._engine._words.release(channel.offset, channel.words)
+            self._words.release(channel.offset, channel.words)
 
     def close_client(self, client: int, sets: list[WorkingSet], channels: list[Channel], tickets: list[Pass]) -> None:
         core = self.core

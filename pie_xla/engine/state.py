@@ -167,7 +167,7 @@ class StateLedger:
         return SetState(state.cells, pages, dict(state.floor), state.slot)
 
     def truncate(self, state: SetState, cells: int) -> None:
-        """Forget all cells from `cells` on and return whole pages beyond them. Only for sets without recurrent state, or to the same length."""
+        """Forget all cells from `cells` on and return whole pages beyond them; recurrent state is the caller's to put back."""
         keep = -(-cells // self.page_size)
         for name, pool in self.paged.items():
             table = state.pages[name]
@@ -189,18 +189,6 @@ class StateLedger:
                     pool.give(state.pages[name][i])
                     state.pages[name][i] = 0
             state.floor[name] = max(state.floor[name], first * self.page_size)
-
-    def can_truncate(self, state: SetState, cells: int) -> str | None:
-        """None, or the reason why the set cannot go back to `cells` tokens."""
-        if cells > state.cells:
-            return f"truncate({cells}) of a set of {state.cells} tokens would lengthen it"
-        if self.slots is not None and cells not in (0, state.cells):
-            return "a recurrent state cannot be undone: fork before the tokens you may take back"
-        for name, floor in state.floor.items():
-            window = self.paged[name].group.window or 0
-            if floor and cells - window < floor:
-                return f"truncate({cells}) needs positions before {floor}, which the sliding window of group '{name}' has let go"
-        return None
 
     def drop(self, state: SetState) -> None:
         """Give everything back."""
