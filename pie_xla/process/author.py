@@ -12,6 +12,9 @@ import types
 from pathlib import Path
 from typing import Any
 
+import jax
+import jaxlib
+
 from pie_xla.errors import PieError
 
 EXAMPLE = "async def main(input: dict) -> dict"
@@ -125,17 +128,20 @@ def trim(report: traceback.TracebackException | None, seen: set[int]) -> None:
     seen.add(id(report))
     kept = [frame for frame in report.stack if not is_own(frame.filename)]
     report.stack = traceback.StackSummary.from_list(kept)
+    notes = getattr(report, "__notes__", None)
+    if notes:  # JAX says on every exception how it filters tracebacks; here that is done
+        report.__notes__ = [note for note in notes if "JAX has removed its internal frames" not in note]
     for other in (report.__cause__, report.__context__, *(getattr(report, "exceptions", None) or ())):
         trim(other, seen)
 
 
-_HERE = Path(__file__).resolve().parent.parent
-_PYTHON = Path(asyncio.__file__).resolve().parent
+_OWN_FOLDERS = tuple(Path(file).resolve().parent for file in (__file__, asyncio.__file__, jax.__file__, jaxlib.__file__))
+_PIE = _OWN_FOLDERS[0].parent
 
 
 def is_own(filename: str) -> bool:
-    """A frame of pie-xla, of the SDK, or of asyncio."""
+    """A frame of pie-xla, of the SDK, of asyncio or of JAX: true, and of no use to the author."""
     path = Path(filename)
     if not path.is_absolute():
         return False
-    return any(path.is_relative_to(folder) for folder in (_HERE, _PYTHON)) or "inferlet" in path.parts[-4:-1]
+    return any(path.is_relative_to(folder) for folder in (*_OWN_FOLDERS, _PIE)) or "inferlet" in path.parts[-4:-1]

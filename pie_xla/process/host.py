@@ -137,7 +137,9 @@ class InferletHost:
         self._asks: dict[int, TensorType] = {}  # takes and reads in flight
         self._cells: dict[int, TensorType] = {}
         self._receives: deque[int] = deque()
-        self._received = 0
+        self._own_tickets = 0  # odd numbers; the engine's tickets are the even ones
+        self._still_born: dict[int, PassError] = {}  # passes that could not be queued, since what they embed had failed
+        self._own_events: deque[tuple[int, int, Any]] = deque()
         self._inbox: deque[str] = deque()
         self._inbox_open = True
         self._output = 0
@@ -171,6 +173,8 @@ class InferletHost:
             event = self._event(ticket, value)
             if event is not None:
                 found.append(event)
+        found.extend(self._own_events)
+        self._own_events.clear()
         while self._receives and (self._inbox or not self._inbox_open):
             ticket = self._receives.popleft()
             found.append((ticket, 0, self._inbox.popleft() if self._inbox else None))
@@ -200,7 +204,7 @@ class InferletHost:
             return encode_events(found)
         pending: Pending[str] = Pending(lambda: encode_events(self.collect()), timeout_ms)
         self._waiter = pending.wake
-        if self._events or self._receives and (self._inbox or not self._inbox_open):
+        if self._events or self._own_events or self._receives and (self._inbox or not self._inbox_open):
             pending.wake()  # it came between the collection and the waiter
         return pending
 
@@ -294,13 +298,35 @@ class InferletHost:
     def submit(self, pipe: int, request: str) -> int:
         return self.submit_request(pipe, loads(request, self._limits.request_bytes, "a submit"))
 
-    def submit_request(self, pipe: int, request: Any) -> int:
-        """A submit as its dict; natively "program" may be a traced `Program` itself."""
+    def submit_traced(self, pipe: int, request: dict[str, Any]) -> int:
+        """A submit of trusted native code: "program" is a traced `Program` or None, parameters may be arrays."""
+        return self.submit_request(pipe, request, lambda program: program)
+
+    def submit_request(self, pipe: int, request: Any, program_of: Callable[[Any], Program] | None = None) -> int:
+        """A submit as its dict."""
         client = self._live()
         if type(request) is dict:
             self._drop(integers(request.get("drop") or [], "drop", 1 << 53))
         self._room()
-        parsed = parse_pass(request, self._program, self._facts.vocab_size)
+        parsed = parse_pass(request, program_of or self._program, self._facts.vocab_size)
+        try:
+            return self._submit(client, pipe, parsed)
+        except PassError as failure:  # what it embeds failed before: it fails with the same cause, when awaited
+            return self._give_up(failure, len(self._still_born) < self._limits.tickets)
+
+    def _give_up(self, failure: PassError, remember: bool) -> int:
+        ticket = self._own_ticket()
+        if remember:
+            self._still_born[ticket] = failure
+        self._own_events.append((ticket, 1, {"message": failure.cause, "line": failure.line or "", "undone": []}))
+        self._wake()
+        return ticket
+
+    def _own_ticket(self) -> int:
+        self._own_tickets += 1
+        return self._own_tickets * 2 + 1
+
+    def _submit(self, client: Client, pipe: int, parsed: PassRequest) -> int:
         sources = tuple(self._source(row) for row in parsed.rows)
         parsed = PassRequest(
             sources, parsed.geometry, parsed.readout, parsed.program, parsed.params, parsed.channels, parsed.line
@@ -320,6 +346,9 @@ class InferletHost:
         """The row with the guest's ticket number turned into the engine's, which must be one it may name."""
         match row.tokens:
             case FromTicket(ticket, index):
+                failure = self._still_born.get(ticket)
+                if failure is not None:
+                    raise PassError(failure.cause, failure.line)
                 flight = self._flights.get(ticket // 2)
                 if ticket % 2 or flight is None or flight.dropped:
                     raise RequestError(f"ticket {ticket} is not a pass of this process, or its Output was dropped")
@@ -342,6 +371,7 @@ class InferletHost:
     def _drop(self, tickets: tuple[int, ...]) -> None:
         for number in tickets:
             ticket = number // 2
+            self._still_born.pop(number, None)
             flight = None if number % 2 else self._flights.get(ticket)
             if flight is None or flight.dropped:
                 continue  # a take, a receive, or already gone: nothing is held
@@ -386,8 +416,7 @@ class InferletHost:
 
     def receive(self) -> int:
         self._room()
-        self._received += 1
-        ticket = self._received * 2 + 1
+        ticket = self._own_ticket()
         self._receives.append(ticket)
         if self._inbox or not self._inbox_open:
             self._wake()

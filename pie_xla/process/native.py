@@ -68,7 +68,7 @@ class NativeTransport:
         return fixed
 
     def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: Any, line: str, drop: list[int]) -> int:
-        return self._call(self._host.submit_request, pipeline, {**prepared, "rows": rows, "line": line, "drop": drop})
+        return self._call(self._host.submit_traced, pipeline, {**prepared, "rows": rows, "line": line, "drop": drop})
 
     def send(self, text: str) -> None:
         self._call(self._host.send, text)
@@ -110,7 +110,7 @@ class NativeProcess:
         from inferlet import _host
 
         def begin() -> None:
-            self._runtime = _host.Runtime(NativeTransport(self._host))
+            self._runtime = _host.Runtime(self._runner.transport(self._host))
             _host.set_runtime(self._runtime)
             OWNER.set(self)
             self._main = self._runner.loop.create_task(self._run())
@@ -162,10 +162,15 @@ class NativeProcess:
 
 
 class NativeRunner:
-    """The thread `pie-native`: one asyncio loop for all native processes."""
+    """The thread `pie-native`: one asyncio loop for all native processes.
 
-    def __init__(self) -> None:
+    Args:
+        transport: what the SDK speaks to a host through.
+    """
+
+    def __init__(self, transport: Callable[[InferletHost], Any] = NativeTransport) -> None:
         load_sdk()
+        self.transport = transport
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(make_task)
         self.loop.set_exception_handler(lambda loop, context: _log.debug("native loop: %s", context.get("message")))

@@ -137,7 +137,14 @@ def parse_params(values: Any, types: tuple[TensorType, ...]) -> tuple[np.ndarray
 
 
 def parse_value(value: Any, kind: TensorType, what: str) -> np.ndarray:
-    """A JSON number or nested list as an array of exactly `kind`. Floats may be "nan", "inf" and "-inf"."""
+    """A JSON number or nested list as an array of exactly `kind`. Floats may be "nan", "inf" and "-inf".
+
+    Native code may give the array itself.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        if value.shape != kind.shape or value.dtype != kind.dtype.numpy:
+            raise RequestError(f"{what} is {value.dtype}{list(value.shape)}, not {kind}")
+        return np.asarray(value)
     flat: list[Any] = []
     flatten(value, kind.shape, flat, what)
     kinds = set(map(type, flat))

@@ -12,6 +12,8 @@ import numpy as np
 
 from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassError, PassRequest
 from pie_xla.errors import PieError
+from pie_xla.eta import oracle
+from pie_xla.eta.program import EtaProgram
 from pie_xla.eta.types import TensorType
 from pie_xla.process.host import ModelFacts
 
@@ -145,6 +147,8 @@ class FakeClient:
         return ticket
 
     def _serve(self, channel: int) -> None:
+        if channel not in self.channels:  # dropped meanwhile
+            return
         _, _, cells, asks = self.channels[channel]
         while asks and cells:
             ticket, take = asks.popleft()
@@ -219,7 +223,7 @@ class FakeClient:
             wanted = None if request.readout is None else request.readout[read.row]
             at = [len(whole) - 1] if wanted is None else [start + i for i in wanted]
             rows = np.stack([logits_of(whole[: i + 1])[: read.shape[-1]] for i in at])
-            reads.append(jnp.asarray(rows.reshape(read.shape)))
+            reads.append(rows.reshape(read.shape))
         cells = []
         for channel, use in zip(request.channels, program.channels, strict=True):
             queue_ = self.channels[channel][2]
@@ -228,10 +232,8 @@ class FakeClient:
                 value = queue_.popleft()
             elif use.read:
                 value = queue_[0]
-            cells.append(jnp.asarray(value))
-        key = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], jnp.uint32)
-        params = [jnp.asarray(param) for param in request.params]
-        results, puts = program.apply(reads, params, cells, key, jnp.uint32(ordinal))
+            cells.append(value)
+        results, puts = apply(program, reads, request.params, cells, (seed >> 32, seed & 0xFFFFFFFF), ordinal)
         putters = [ch for ch, use in zip(request.channels, program.channels, strict=True) if use.put]
         for channel, value in zip(putters, puts, strict=True):
             self.channels[channel][2].append(np.asarray(value))
@@ -263,6 +265,14 @@ class FakeEngine:
     def _loop(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+
+def apply(program: Any, reads: Any, params: Any, cells: Any, key: tuple[int, int], ordinal: int) -> Any:
+    """Recorded programs by the NumPy oracle, which compiles nothing; native ones by JAX."""
+    if isinstance(program, EtaProgram):
+        return oracle.run(program, reads, params, cells, key, ordinal)
+    arrays = [[jnp.asarray(value) for value in values] for values in (reads, params, cells)]
+    return program.apply(*arrays, jnp.asarray(key, jnp.uint32), jnp.uint32(ordinal))
 
 
 def value_of(words: np.ndarray, kind: TensorType) -> np.ndarray:

@@ -1,11 +1,70 @@
-"""Passes, their state and their epilogues."""
+"""Passes, their state, and the language of their epilogues.
+
+`ForwardPass`, `Pipeline`, `WorkingSet`, `StateGeometry`, `Channel` and `Output` drive the model. Everything else is for epilogues:
+`intrinsics.output(row, name)` reads what the model gave, and each op is a function (`softmax`, `top_k`, `categorical`, ...).
+"""
 
 from __future__ import annotations
 
+from inferlet.eta import _intrinsics as intrinsics
+from inferlet.eta import _ops
+from inferlet.eta._ops import *  # noqa: F403  # isort: skip; before `_compose`, whose mask_apply takes packed masks too
 from inferlet.eta._channel import Channel
+from inferlet.eta._compose import (
+    cummass_le,
+    entropy,
+    entropy_from_logprobs,
+    fori,
+    gumbel_max,
+    l2norm,
+    mask_apply,
+    masked_argmax,
+    nucleus_sample,
+    param,
+    pivot_threshold,
+    prob_ge,
+    rank_le,
+    row_membership,
+    scalar_gather,
+    where,
+)
+from inferlet.eta._errors import EtaError
 from inferlet.eta._output import Output
 from inferlet.eta._pass import ForwardPass
 from inferlet.eta._pipeline import Pipeline
 from inferlet.eta._state import StateGeometry, WorkingSet
 
-__all__ = ["Channel", "ForwardPass", "Output", "Pipeline", "StateGeometry", "WorkingSet"]
+# Element types, as the ops and `Channel` spell them.
+f32, i32, u32, boolean = "f32", "i32", "u32", "bool"
+
+__all__ = [
+    "Channel",
+    "EtaError",
+    "ForwardPass",
+    "Output",
+    "Pipeline",
+    "StateGeometry",
+    "WorkingSet",
+    "boolean",
+    "cummass_le",
+    "entropy",
+    "entropy_from_logprobs",
+    "f32",
+    "fori",
+    "gumbel_max",
+    "i32",
+    "intrinsics",
+    "l2norm",
+    "mask_apply",
+    "masked_argmax",
+    "nucleus_sample",
+    "param",
+    "pivot_threshold",
+    "prob_ge",
+    "rank_le",
+    "row_membership",
+    "scalar_gather",
+    "u32",
+    "where",
+    *(name for name in _ops.__all__ if name != "mask_apply"),
+]

@@ -8,6 +8,7 @@ from typing import Any
 from inferlet._errors import UsageError
 from inferlet._host import Shot, runtime
 from inferlet.eta._output import plain
+from inferlet.eta._recorder import current
 
 DTYPES = ("f32", "i32", "u32", "bool")
 
@@ -62,29 +63,29 @@ class Channel:
 
     def take(self) -> Any:
         """The front cell, consumed. In an epilogue: a tensor. On the host: an awaitable."""
-        traced = recording()
-        if traced is not None:
-            return traced.channel_take(self)
+        recorder = current()
+        if recorder is not None:
+            return recorder.take(self)
         return self._ask("take")
 
     def read(self) -> Any:
         """The front cell, which stays. In an epilogue: a tensor. On the host: an awaitable."""
-        traced = recording()
-        if traced is not None:
-            return traced.channel_read(self)
+        recorder = current()
+        if recorder is not None:
+            return recorder.read(self)
         return self._ask("read")
 
     def put(self, value: Any) -> None:
         """Append a cell. In an epilogue it commits with the pass; on the host a full channel is refused."""
-        traced = recording()
-        if traced is not None:
-            traced.channel_put(self, value)
+        recorder = current()
+        if recorder is not None:
+            recorder.put(self, value)
             return
         self._runtime.transport.channel(self._handle, "put", checked(value, self))
 
     def set(self, value: Any) -> None:
         """Replace the front cell (or fill an empty channel), on the host only: a control value for passes that `read`."""
-        if recording() is not None:
+        if current() is not None:
             raise UsageError("Channel.set is for the host; inside an epilogue use put")
         self._runtime.transport.channel(self._handle, "set", checked(value, self))
 
@@ -102,13 +103,6 @@ class Channel:
         except AttributeError:
             return
         owner.discard(lambda: owner.transport.channel(handle, "drop", None))
-
-
-def recording() -> Any:
-    """The recorder of the epilogue being traced, or None on the host."""
-    from inferlet.eta._trace import current
-
-    return current()
 
 
 def dtype_name(dtype: Any) -> str:

@@ -254,6 +254,8 @@ def positions(row: int, wanted: Any, count: int) -> list[int]:
         found.append(at % count)
     if not found:
         raise UsageError(f"readout of row {row} names no position")
+    if any(a >= b for a, b in zip(found, found[1:])):
+        raise UsageError(f"readout of row {row} is {found}: positions come in increasing order, each once")
     return found
 
 

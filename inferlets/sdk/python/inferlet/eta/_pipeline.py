@@ -23,9 +23,9 @@ class Pipeline:
     __slots__ = ("_handle", "_open", "_runtime", "seed")
 
     def __init__(self, seed: int | None = None) -> None:
+        self._open = False
         if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
             raise UsageError(f"Pipeline seed {seed!r}: an int from 0 to 2**64 - 1, or None")
-        self._open = False
         self.seed = seed
         self._runtime = runtime()
         self._runtime.sweep()
@@ -50,7 +50,7 @@ class Pipeline:
         return tuple(output._at(shot) for output in epilogue.outputs)
 
     def run_ahead(self, fwd: ForwardPass, count: int, depth: int = 4) -> RunAhead:
-        """Submit `fwd` `count` times, keeping up to `depth` submits in flight: `async for value in pipe.run_ahead(fwd, 20)`.
+        """Submit `fwd` `count` times, up to `depth` in flight from now on: `async for value in pipe.run_ahead(fwd, 20)`.
 
         A convenience over `submit`. The pass should feed itself, from its own Output or from a Channel. Leaving the loop
         early leaves up to `depth - 1` further passes in flight: `cancel()` drops them.
@@ -111,14 +111,18 @@ class RunAhead:
     def __init__(self, pipe: Pipeline, fwd: ForwardPass, count: int, depth: int) -> None:
         self._pipe, self._fwd, self._left, self._depth = pipe, fwd, count, depth
         self._flying: deque[Any] = deque()
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._left and len(self._flying) < self._depth:
+            self._flying.append(self._pipe.submit(self._fwd))
+            self._left -= 1
 
     def __aiter__(self) -> RunAhead:
         return self
 
     async def __anext__(self) -> Any:
-        while self._left and len(self._flying) < self._depth:
-            self._flying.append(self._pipe.submit(self._fwd))
-            self._left -= 1
+        self._fill()
         if not self._flying:
             raise StopAsyncIteration
         oldest = self._flying.popleft()

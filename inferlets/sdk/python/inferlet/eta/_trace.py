@@ -1,2 +1,15 @@
-def current():
-    return None
+"""Tracing in the sandbox: an epilogue becomes the program's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from inferlet._host import Facts, Traced
+from inferlet.eta import _recorder
+
+
+def record(fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
+    """Run an epilogue once and record it. `rows` holds each row's number of readout positions, None for the last."""
+    made = _recorder.trace(fn, facts.outputs, rows, facts.vocab_size, facts.page_size)
+    return Traced(made.text, made.params, made.channels, made.results, made.scalar_result)
