@@ -1,0 +1,309 @@
+"""A model made ready to serve: store entry -> lowered model, weights, engine, sandbox, process manager.
+
+The sandbox and the tokenizer are loaded on threads of their own while JAX is imported and the engine is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pie_xla import machine
+from pie_xla.config import DEFAULT_MODEL, DEFAULT_SOURCE, Auto, Config, EngineSettings
+from pie_xla.errors import PieError, UsageError
+from pie_xla.launch import Launch, Launched, Listener
+from pie_xla.progress import Progress
+from pie_xla.timings import Timings
+
+if TYPE_CHECKING:
+    from pie_xla.engine.api import EngineOptions, LoadedModel
+    from pie_xla.engine.engine import Engine
+    from pie_xla.hub.chat import Chat
+    from pie_xla.hub.store import ModelEntry
+    from pie_xla.hub.tokenizer import Tokenizer
+    from pie_xla.kernels.ops import Kernel
+    from pie_xla.process.process import ProcessManager
+
+T = TypeVar("T")
+
+STATE_SHARE = 0.25  # of the memory that the weights leave free
+STATE_MOST = 1 << 30
+_PACKAGE = Path(__file__).resolve().parent
+
+
+class Runtime:
+    """A loaded model; implements `pie_xla.launch.Service`. `close` ends everything that `open_runtime` started."""
+
+    def __init__(self, model_name: str, engine: Engine, manager: ProcessManager, max_processes: int) -> None:
+        self.model_name = model_name
+        self.engine = engine
+        self.manager = manager
+        self._max_processes = max_processes
+
+    def launch(self, launch: Launch, listener: Listener) -> Launched:
+        if len(self.manager.running) >= self._max_processes:
+            raise PieError(
+                f"{self._max_processes} inferlets run already, as many as may",
+                "wait for one to end, or raise limits.processes",
+            )
+        return self.manager.launch(launch, listener)
+
+    def close(self) -> None:
+        self.manager.close()
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ModelLanguage:
+    """A stored model's tokenizer and chat template as processes ask for them."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Chat) -> None:
+        self.tokenizer, self._template = tokenizer, template
+
+    def encode(self, text: str, specials: bool) -> list[int]:
+        return self.tokenizer.encode(text, specials)
+
+    def decode(self, ids: Sequence[int], skip_specials: bool) -> str:
+        return self.tokenizer.decode(ids, skip_specials)
+
+    def chat(self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool) -> list[int]:
+        return self._template.encode(messages, tools, add_generation_prompt)
+
+
+def open_runtime(
+    config: Config,
+    model: str | None = None,
+    *,
+    native: bool = False,
+    serve: bool = False,
+    progress: Progress,
+    timings: Timings,
+) -> Runtime:
+    """Load a model of the store and everything that runs inferlets on it.
+
+    Args:
+        model: its name; `model.default` of the settings by default.
+        native: no sandbox is loaded; only native inferlets run.
+        serve: every step is compiled before this returns, so that none compiles while strangers wait.
+        progress: hears what is being done.
+        timings: gets a span for each part.
+
+    Raises:
+        UsageError: no such model. PieError: a damaged store, too little memory, a part that cannot be made.
+    """
+    entry = find_model(config, model)
+    sandbox = None if native else _beside(lambda: _load_sandbox(config, progress), "sandbox", timings)
+    language = _beside(lambda: _load_language(entry), "tokenizer", timings)
+    with timings.span("import of JAX and the engine"):
+        _import_jax(config.engine.platform)
+    with timings.span("lowering"):
+        lowered, kernel = _lower(config, entry)
+    options = engine_options(config.engine, entry.manifest.total_bytes)
+    engine = _load_engine(config, entry, lowered, kernel, options, serve, progress, timings)
+    try:
+        manager = _manager(config, entry, engine, language.result(), None if sandbox is None else sandbox.result())
+    except BaseException:
+        engine.close()
+        raise
+    timings.mark("ready")
+    return Runtime(entry.name, engine, manager, config.limits.processes)
+
+
+def find_model(config: Config, name: str | None) -> ModelEntry:
+    """The store's entry, or a refusal that says how to get the default one."""
+    from pie_xla.hub.store import Store
+
+    wanted = name or config.model.default
+    store = Store(config.store_dir)
+    if wanted == DEFAULT_MODEL and wanted not in store.names():
+        raise UsageError(f"the model {wanted} is not imported yet", f"pie-xla model import {DEFAULT_SOURCE}")
+    return store.open(wanted)
+
+
+def engine_options(settings: EngineSettings, weight_bytes: int) -> EngineOptions:
+    """The engine's sizes from the settings.
+
+    The automatic state size is a power of two: executables depend on it, and free memory is never the same twice.
+    """
+    from pie_xla.engine.api import EngineOptions
+
+    state = settings.kv_memory
+    if isinstance(state, Auto):
+        free = max(0, machine.memory()[1] - weight_bytes)
+        state = 1 << (min(STATE_MOST, int(STATE_SHARE * free)).bit_length() - 1) if free else 0
+    rows = tuple(2**i for i in range(settings.max_rows.bit_length()) if 2**i <= settings.max_rows)
+    if rows[-1] != settings.max_rows:
+        rows = (*rows, settings.max_rows)
+    chunks = tuple(n for n in (16, 64, 256, 1024, 4096, 16384, 65536) if n < settings.max_tokens)
+    prefill = tuple((1, n) for n in (*chunks, settings.max_tokens))
+    groups = tuple((n, 16) for n in (8, 16) if n <= settings.max_rows and n * 16 <= settings.max_tokens)
+    return EngineOptions(
+        state_bytes=state,
+        max_context=None if isinstance(settings.max_context, Auto) else settings.max_context,
+        decode_rows=rows,
+        prefill=prefill + groups,
+    )
+
+
+def _import_jax(platform: str) -> None:
+    """Import JAX for the platform that is wanted, or for the best that is there."""
+    import jax
+
+    match platform:
+        case "auto":
+            # libtpu without a TPU looks for one on the network and complains at length.
+            if not _has_tpu() and not jax.config.jax_platforms and not _has_gpu_plugin():
+                jax.config.update("jax_platforms", "cpu")
+        case "gpu":
+            jax.config.update("jax_platforms", "cuda")
+        case _:
+            jax.config.update("jax_platforms", platform)
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise PieError(
+            f"JAX cannot use the platform '{platform}': {error}", "set engine.platform to auto or cpu"
+        ) from None
+    for module in ("poem.lower", "pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
+        importlib.import_module(module)
+
+
+def _has_tpu() -> bool:
+    return any(Path("/dev").glob("accel*")) or Path("/dev/vfio").is_dir()
+
+
+def _has_gpu_plugin() -> bool:
+    return any(
+        "cuda" in point.name or "rocm" in point.name for point in importlib.metadata.entry_points(group="jax_plugins")
+    )
+
+
+def _lower(config: Config, entry: ModelEntry) -> tuple[Any, Kernel]:
+    import jax
+
+    from pie_xla.kernels.ops import Kernel, ops_for
+    from poem.lower import Loop, lower
+    from poem.spec import PoemError
+
+    kernel, loop = (Kernel.TPU, Loop.SCAN) if jax.devices()[0].platform == "tpu" else (Kernel.XLA, Loop.UNROLLED)
+    try:
+        lowered = lower(
+            entry.config,
+            ops=ops_for(kernel),
+            dtype=entry.manifest.dtype,
+            page_size=config.engine.page_size,
+            loop=loop,
+        )
+    except PoemError as error:
+        raise PieError(error.message, error.hint) from error
+    return lowered, kernel
+
+
+def _load_engine(
+    config: Config,
+    entry: ModelEntry,
+    lowered: Any,
+    kernel: Kernel,
+    options: EngineOptions,
+    serve: bool,
+    progress: Progress,
+    timings: Timings,
+) -> Engine:
+    from pie_xla.engine.api import LoadedModel, Recipe
+    from pie_xla.engine.engine import Engine
+    from pie_xla.hub.load import load_params
+    from poem.lower import Loop
+
+    loop = Loop.SCAN if len(lowered.segments) < len(lowered.layers) else Loop.UNROLLED
+    recipe = Recipe(entry.config, kernel.value, entry.manifest.dtype, config.engine.page_size, loop.value)
+    with timings.span("weights"):
+        params = lowered.pack(load_params(entry, lowered.stored, progress=progress))
+    model: LoadedModel = LoadedModel(entry.name, lowered, params, step_key(recipe), recipe)
+    with timings.span("executables"):
+        engine = Engine(model, options, store=config.cache_dir / "executables", progress=progress)
+        progress.note(f"{entry.name}: {engine.plan}")
+        # One prompt and one stream of tokens; other sizes compile aside while these serve.
+        engine.start(engine.warm_all() if serve else ((1, 1), (1, 16)))
+    return engine
+
+
+def step_key(recipe: Any) -> str:
+    """A digest of all that decides a step's machine code: the model's recipe, and the source of what lowers it."""
+    digest = hashlib.sha256(json.dumps(vars(recipe), sort_keys=True, default=str).encode())
+    for folder in (_PACKAGE.parent / "poem", _PACKAGE / "engine", _PACKAGE / "eta", _PACKAGE / "kernels"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _load_sandbox(config: Config, progress: Progress) -> Any:
+    from pie_xla.process.wasm.sandbox import Sandbox
+
+    return Sandbox(config.cache_dir, progress)
+
+
+def _load_language(entry: ModelEntry) -> ModelLanguage:
+    from pie_xla.hub.chat import Chat
+    from pie_xla.hub.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(entry)
+    return ModelLanguage(tokenizer, Chat(entry, tokenizer))
+
+
+def _manager(
+    config: Config, entry: ModelEntry, engine: Engine, language: ModelLanguage, sandbox: Any
+) -> ProcessManager:
+    from pie_xla.eta.program import EtaProgram
+    from pie_xla.process.host import ModelFacts
+    from pie_xla.process.limits import HostLimits
+    from pie_xla.process.process import ProcessManager
+    from pie_xla.process.wasm.limits import Limits
+
+    facts, limits = engine.facts, config.limits
+    return ProcessManager(
+        engine,
+        ModelFacts(
+            name=entry.name,
+            vocab_size=facts.vocab_size,
+            max_context=engine.max_context,
+            page_size=facts.page_size,
+            outputs=facts.outputs,
+            stop_tokens=language.tokenizer.stop_tokens,
+            prefix=language.tokenizer.prefix,
+        ),
+        language,
+        lambda text: EtaProgram.from_json(text),
+        sandbox,
+        HostLimits(output_bytes=limits.output),
+        Limits(memory_bytes=limits.memory, cpu_seconds=limits.cpu_time, output_bytes=limits.output),
+    )
+
+
+def _beside(work: Callable[[], T], name: str, timings: Timings) -> Future[T]:
+    """Run `work` on a thread of its own. Not a pool: its threads would be joined at exit, Ctrl-C or not."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with timings.span(name):
+                future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"pie-load-{name}", daemon=True).start()
+    return future
