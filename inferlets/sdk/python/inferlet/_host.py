@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inferlet._errors import InferletError, PassError, UsageError
+from inferlet._memo import Memo
 from inferlet._version import version, world
 
 Event = tuple[int, int, Any]  # ticket, 0 and the value or 1 and {"message", "line", "undone"}: see `session.wait` in the WIT
@@ -127,6 +128,7 @@ class Runtime:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._facts: Facts | None = None
+        self.recordings = Memo()
         self._shots: dict[int, weakref.ref[Shot]] = {}
         self._sets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         # deques: natively a collector may run on any thread, and append/popleft are atomic

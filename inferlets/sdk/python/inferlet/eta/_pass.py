@@ -150,7 +150,13 @@ class ForwardPass:
 
     def _record(self, fn: Callable[[], Any], known: tuple[Output, ...] | None) -> None:
         asked = self._asked()
-        traced = self._runtime.transport.trace(fn, asked, self._runtime.facts)
+        memo = self._runtime.recordings
+        key = memo.key(fn, asked)
+        traced = None if key is None else memo.get(key)
+        if traced is None:
+            traced = self._runtime.transport.trace(fn, asked, self._runtime.facts)
+            if key is not None and not traced.channels:
+                memo.put(key, traced)
         if known is not None and len(known) == len(traced.results):  # the author's Outputs stay the pass's
             for output, (dtype, shape) in zip(known, traced.results):
                 output.dtype, output.shape = dtype, shape
