@@ -109,7 +109,6 @@ class InferletHost:
         open_client: makes the engine client, given the event callback.
         programs: shared parse cache.
         seed: what pipelines without a seed of their own draw from; None takes one from the system.
-        args: the program's input, which `session.args()` gives.
     """
 
     def __init__(
@@ -121,12 +120,10 @@ class InferletHost:
         sink: Sink,
         limits: HostLimits | None = None,
         seed: int | None = None,
-        args: Any = None,
     ) -> None:
         self._facts, self._language, self._programs, self._sink = facts, language, programs, sink
         self._limits = limits or HostLimits()
         self._seed = secrets.randbits(53) if seed is None else seed
-        self._args = args
         self._pipelines = 0
         self._cancelled: set[int] = set()
         self._events: deque[tuple[int, Value]] = deque()  # engine tickets
@@ -222,7 +219,6 @@ class InferletHost:
             "stop_tokens": facts.stop_tokens,
             "prefix": facts.prefix,
             "seed": self._seed,
-            "args": self._args,
         }, separators=(",", ":"))
 
     def new_set(self) -> int:

@@ -110,7 +110,7 @@ class NativeProcess:
         from inferlet import _host
 
         def begin() -> None:
-            self._runtime = _host.Runtime(self._runner.transport(self._host))
+            self._runtime = _host.Runtime(self._runner.transport(self._host), self._value)
             _host.set_runtime(self._runtime)
             OWNER.set(self)
             self._main = self._runner.loop.create_task(self._run())

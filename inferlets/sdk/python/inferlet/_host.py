@@ -73,7 +73,6 @@ class Facts:
     stop_tokens: tuple[int, ...]
     prefix: tuple[int, ...]
     seed: int
-    args: Any
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Facts:
@@ -82,7 +81,7 @@ class Facts:
             raise InferletError(f"the host speaks {spoken or 'no named world'}, but inferlet {version} needs {world}")
         outputs = {name: (tuple(shape), dtype) for name, (shape, dtype) in facts["outputs"].items()}
         return cls(facts["name"], facts["vocab_size"], facts["max_context"], facts["page_size"], outputs,
-                   tuple(facts["stop_tokens"]), tuple(facts["prefix"]), facts["seed"], facts["args"])
+                   tuple(facts["stop_tokens"]), tuple(facts["prefix"]), facts["seed"])
 
 
 class Shot:
@@ -125,8 +124,9 @@ class Shot:
 class Runtime:
     """One process's side of the host."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, args: Any = None) -> None:
         self.transport = transport
+        self.args = args
         self._facts: Facts | None = None
         self.recordings = Memo()
         self._shots: dict[int, weakref.ref[Shot]] = {}
@@ -215,6 +215,11 @@ def _guest_transport() -> Transport:
         message = "inferlet works only inside a running inferlet: start the file with `pie-xla run FILE`"
         raise UsageError(message) from error
     return GuestTransport()
+
+
+def begin(args: Any) -> None:
+    """The language component says what the program was launched with, before it calls `main`."""
+    runtime().args = args
 
 
 def deliver(events: Iterable[Event]) -> None:

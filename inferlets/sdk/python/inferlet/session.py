@@ -46,7 +46,7 @@ def log(text: str, level: str = "info") -> None:
 
 def args() -> Any:
     """What the program was launched with; the same value `main` gets."""
-    return runtime().facts.args
+    return runtime().args
 
 
 def seed() -> int:
