@@ -1,4 +1,4 @@
-"""Build the generic Python component: guest CPython, the standard library, the SDK and the code that runs an author's file."""
+"""Build the generic Python component: guest CPython, the standard library, the SDK and what runs an author's file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sources:
         """(path in the build, file), sorted: every WIT and Python file."""
         found = [(f"wit/{path.relative_to(self.wit)}", path) for path in self.wit.rglob("*.wit")]
         found += [(f"{path.relative_to(self.component)}", path) for path in self.component.rglob("*.py")]
-        found += [(f"inferlet/{path.relative_to(self.sdk)}", path) for path in self.sdk.rglob("*") if _is_sdk_file(path)]
+        found += [(f"inferlet/{path.relative_to(self.sdk)}", path) for path in self.sdk.rglob("*") if _is_source(path)]
         return sorted(found)
 
     def key(self) -> str:
@@ -65,7 +65,7 @@ class Sources:
         return digest.hexdigest()[:16]
 
 
-def _is_sdk_file(path: Path) -> bool:
+def _is_source(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
 
 
@@ -100,7 +100,7 @@ def build_component(sources: Sources, target: Path, progress: Progress) -> None:
         output = stage / "python.wasm"
         wit, python = stage / "src" / "wit", stage / "src"
         command = ["-d", str(wit), "-w", WORLD, "componentize", "app", "-p", str(python), "-o", str(output)]
-        with progress.task("building the Python language component (once)"):  # type: ignore[attr-defined]
+        with progress.task("building the Python language component (once)"):
             done = subprocess.run(
                 [sys.executable, "-c", _SCRIPT, *command],
                 stdin=subprocess.DEVNULL,
@@ -110,9 +110,18 @@ def build_component(sources: Sources, target: Path, progress: Progress) -> None:
                 errors="replace",
             )
         if done.returncode != 0 or not output.is_file():
-            words = "\n".join(done.stdout.strip().splitlines()[-15:])
-            raise PieError(f"componentize-py could not build the Python language component (exit {done.returncode}):\n{words}")
+            raise PieError(
+                "componentize-py could not build the Python language component "
+                f"(exit {done.returncode}):\n{_reason(done.stdout)}"
+            )
         output.replace(target)
+
+
+def _reason(output: str) -> str:
+    """The guest's traceback out of componentize-py's report, which wraps it in its own and adds a native one."""
+    report = output.partition("\nStack backtrace")[0].partition("\nCaused by:")[0]
+    report = report.rpartition("AssertionError: ")[2]
+    return "\n".join(report.strip().splitlines()[-15:])
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """Component-model values and host functions through wasmtime's C API, without wasmtime-py's own converters.
 
-The converters are chosen once, when the linker is built: a call costs 1-2 us instead of 14, a list of 1000 u32 35 us instead of
-740. No Python exception leaves a callback: wasmtime-py keeps "the last exception" in a process-wide global, which mixes up
-threads.
+The converters are chosen once, when the linker is built: a call costs 1-2 us instead of 14, a list of 1000 u32 35 us
+instead of 740. No Python exception leaves a callback: wasmtime-py keeps "the last exception" in a process-wide global,
+which mixes up threads.
 
-Ownership (wasmtime/component/val.h): arguments are lent to a callback; results are written into memory the caller owns, so what
-they point at is allocated by wasmtime's own allocators.
+Ownership (wasmtime/component/val.h): arguments are lent to a callback; results are written into memory the caller owns,
+so what they point at is allocated by wasmtime's own allocators.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RESULT = ffi.WASMTIME_COMPONENT_RESULT.value
 _U32_LIST = np.dtype({"names": ["kind", "value"], "formats": ["u1", "<u4"], "offsets": [0, _OF], "itemsize": VAL_BYTES})
 
 _dll = ffi.dll
-# PYFUNCTYPE keeps the GIL: giving it up for each of these tiny calls costs more than the call, and lets busy threads in between.
+# PYFUNCTYPE keeps the GIL: giving it up costs more than each of these tiny calls, and lets busy threads in between.
 _list_new = ctypes.PYFUNCTYPE(None, c_void_p, c_size_t)(("wasmtime_component_vallist_new_uninit", _dll))
 _bytes_new = ctypes.PYFUNCTYPE(None, c_void_p, c_size_t, ctypes.c_char_p)(("wasm_byte_vec_new", _dll))
 _val_new = ctypes.PYFUNCTYPE(c_void_p, c_void_p)(("wasmtime_component_val_new", _dll))
@@ -84,7 +84,8 @@ def read_u32_list(at: int) -> list[int]:
     if count == 0:
         return []
     raw = (ctypes.c_char * (count * VAL_BYTES)).from_address(_size_at(at + _OF + 8).value)
-    return np.frombuffer(raw, _U32_LIST)["value"].tolist()
+    items: list[int] = np.frombuffer(memoryview(raw).cast("B"), _U32_LIST)["value"].tolist()
+    return items
 
 
 def read_option(inner: Reader) -> Reader:
@@ -127,7 +128,7 @@ def write_u32_list(at: int, value: Sequence[int]) -> None:
     _list_new(at + _OF, len(items))
     if len(items):
         raw = (ctypes.c_char * (len(items) * VAL_BYTES)).from_address(_size_at(at + _OF + 8).value)
-        cells = np.frombuffer(raw, _U32_LIST)
+        cells = np.frombuffer(memoryview(raw).cast("B"), _U32_LIST)
         cells["kind"] = _U32
         cells["value"] = items
 
@@ -169,7 +170,8 @@ def delete(val: Any) -> None:
 
 def new_error(message: str) -> int:
     """A `wasmtime_error_t*` that traps the guest; wasmtime takes it over."""
-    return _error_new(message.encode("utf-8", "backslashreplace").replace(b"\0", b"?"))
+    error: int = _error_new(message.encode("utf-8", "backslashreplace").replace(b"\0", b"?"))
+    return error
 
 
 # -- host functions ----------------------------------------------------------------------------------------------------
@@ -217,7 +219,11 @@ class Functions:
         *,
         refusable: bool = False,
     ) -> None:
-        """Define a function that returns at once. `refusable`: `result` is a `write_result`, which says what is too large."""
+        """Define a function that returns at once.
+
+        Args:
+            refusable: `result` is a `write_result`, which then also says what was too large to read.
+        """
         offsets = [(reader, index * VAL_BYTES) for index, reader in enumerate(params)]
 
         def callback(_env: int, _ctx: int, _ty: int, args: int, _nargs: int, results: int, _nresults: int) -> int:
@@ -241,13 +247,26 @@ class Functions:
         _check_added(_add_func(_pointer(instance), name.encode(), len(name.encode()), raw, None, None), name)
 
     def add_blocking(
-        self, instance: Any, name: str, params: Sequence[Reader], result: Writer | None, function: Callable[..., Blocking]
+        self,
+        instance: Any,
+        name: str,
+        params: Sequence[Reader],
+        result: Writer | None,
+        function: Callable[..., Blocking],
     ) -> None:
         """Define a function that suspends the guest's fiber until its `Blocking` is done."""
         offsets = [(reader, index * VAL_BYTES) for index, reader in enumerate(params)]
 
         def callback(
-            _env: int, _ctx: int, _ty: int, args: int, _nargs: int, results: int, _nresults: int, error_slot: int, continuation: int
+            _env: int,
+            _ctx: int,
+            _ty: int,
+            args: int,
+            _nargs: int,
+            results: int,
+            _nresults: int,
+            error_slot: int,
+            continuation: int,
         ) -> None:
             try:
                 call = function(*[reader(args + offset) for reader, offset in offsets])

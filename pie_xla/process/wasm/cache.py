@@ -1,11 +1,12 @@
 """The compiled language component on disk: found in 4 ms, built when it is missing or damaged.
 
-The cached file is native code that is mapped and run, so its directory is the user's alone (0700), a file appears there by rename
-only, and its size, time and digest are kept beside it.
+The cached file is native code that is mapped and run, so its directory is the user's alone (0700), a file appears there
+by rename only, and its size, time and digest are kept beside it.
 """
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import hashlib
 import json
@@ -50,14 +51,16 @@ def ensure_component(
     ready = shipped(sources)
     key = sources.key() if ready else f"{sources.key()}-{_short(componentize_version())}"
     compiled = directory / f"python-{key}-{_short(engine_config.fingerprint())}.cwasm"
-    found = _load(engine, compiled, progress)
-    if found is not None:
+    found = _load(engine, compiled)
+    if isinstance(found, Component):
         return found
     try:
         with _locked(directory / "lock"):
-            found = _load(engine, compiled, progress)  # another process may have built it meanwhile
-            if found is not None:
+            found = _load(engine, compiled)  # another process may have built it meanwhile
+            if isinstance(found, Component):
                 return found
+            if found is _Absent.DAMAGED:
+                progress.note(f"the compiled language component {compiled.name} is damaged and is made again")
             wasm = ready or directory / f"python-{key}.wasm"
             component = _compile_cached(engine, wasm, compiled, sources, progress, ready is not None)
             if verify is not None:
@@ -78,7 +81,7 @@ def _compile_cached(
     if not wasm.is_file():
         build_component(sources, wasm, progress)
     try:
-        with progress.task("compiling the Python language component (once)"):  # type: ignore[attr-defined]
+        with progress.task("compiling the Python language component (once)"):
             data = Component(engine, wasm.read_bytes()).serialize()
     except wasmtime.WasmtimeError as error:
         if is_shipped:
@@ -106,10 +109,16 @@ def _write_manifest(compiled: Path) -> None:
         temporary.write_text(json.dumps(entry))
 
 
-def _load(engine: wasmtime.Engine, compiled: Path, progress: Progress) -> Component | None:
-    """The cached component, or None when it is missing or not what was written."""
+class _Absent(enum.Enum):
+    """Why there is no compiled component."""
+
+    MISSING = enum.auto()
+    DAMAGED = enum.auto()
+
+
+def _load(engine: wasmtime.Engine, compiled: Path) -> Component | _Absent:
     if not compiled.is_file():
-        return None
+        return _Absent.MISSING
     try:
         entry = json.loads(_manifest(compiled).read_text())
         facts = compiled.stat()
@@ -121,11 +130,10 @@ def _load(engine: wasmtime.Engine, compiled: Path, progress: Progress) -> Compon
         if intact:
             return Component.deserialize_file(engine, str(compiled))
     except FileNotFoundError:
-        return None  # not finished: its self test did not pass, or it was interrupted
+        return _Absent.MISSING  # not finished: its self test did not pass, or it was interrupted
     except (OSError, ValueError, KeyError, TypeError, wasmtime.WasmtimeError):
         pass
-    progress.note(f"the compiled language component {compiled.name} is damaged and is made again")
-    return None
+    return _Absent.DAMAGED
 
 
 def _digest(path: Path) -> str:

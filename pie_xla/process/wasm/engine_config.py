@@ -22,7 +22,7 @@ def new_engine() -> wasmtime.Engine:
     config.max_wasm_stack = WASM_STACK_BYTES
     config.memory_reservation = MEMORY_RESERVATION_BYTES
     ffi.wasmtime_config_async_stack_size_set(config.ptr(), FIBER_STACK_BYTES)
-    # Off: wasmtime 50 traps a host function that borrows two resources when it is on, and the world has no async functions.
+    # Off: with it wasmtime 50 traps a host function that borrows two resources; the world has no async functions.
     ffi.wasmtime_config_concurrency_support_set(config.ptr(), False)
     return wasmtime.Engine(config)
 

@@ -20,7 +20,9 @@ from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits, OutputLimit
 from pie_xla.process.wasm.world import SleepRefused, World
 
 _dll = ffi.dll
-_poll = ctypes.CFUNCTYPE(ctypes.c_bool, c_void_p)(("wasmtime_call_future_poll", _dll))  # gives up the GIL while wasm runs
+_poll = ctypes.CFUNCTYPE(ctypes.c_bool, c_void_p)(
+    ("wasmtime_call_future_poll", _dll)
+)  # gives up the GIL while wasm runs
 _future_delete = ctypes.CFUNCTYPE(None, c_void_p)(("wasmtime_call_future_delete", _dll))
 _instantiate_async = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)(
     ("wasmtime_component_linker_instantiate_async", _dll)
@@ -250,7 +252,13 @@ class Guest:
         self._function = function._func  # the future refers to it
         self._argument = cabi.new_string(self._request)
         self._future = _call_async(
-            addressof(self._function), self._context, addressof(self._argument), 1, addressof(self._result), 1, addressof(self._error)
+            addressof(self._function),
+            self._context,
+            addressof(self._argument),
+            1,
+            addressof(self._result),
+            1,
+            addressof(self._error),
         )
         self._stage = _Stage.RUNNING
 
@@ -278,7 +286,9 @@ class Guest:
 
     def _output_exit(self) -> GuestExit:
         limit = size_text(self.limits.output_bytes)
-        return self._exit(ExitKind.OUTPUT, f"the program sent, printed and returned more than {limit}, its output limit")
+        return self._exit(
+            ExitKind.OUTPUT, f"the program sent, printed and returned more than {limit}, its output limit"
+        )
 
     def _trapped(self, message: str) -> GuestExit:
         match self._fault:

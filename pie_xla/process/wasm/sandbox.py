@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pie_xla.errors import UsageError
 from pie_xla.process.wasm.build import Sources
 from pie_xla.process.wasm.cache import ensure_component
 from pie_xla.process.wasm.engine_config import new_engine
@@ -17,7 +18,6 @@ from pie_xla.process.wasm.limits import MIN_MEMORY_BYTES, GuestExit, Limits
 from pie_xla.process.wasm.scheduler import FiberScheduler
 from pie_xla.process.wasm.selftest import self_test
 from pie_xla.process.wasm.world import World
-from pie_xla.errors import UsageError
 from pie_xla.progress import Progress, Silent
 
 

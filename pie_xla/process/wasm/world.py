@@ -52,15 +52,24 @@ _ENGINE = (
     _Function("fork-set", (_U32,), cabi.write_u32, lambda host, ws: host.fork_set(ws)),
     _Function("truncate-set", (_U32, _U32), None, lambda host, ws, n: host.truncate_set(ws, n)),
     _Function("drop-set", (_U32,), None, lambda host, ws: host.drop_set(ws)),
-    _Function("new-pipeline", (cabi.read_option(cabi.read_u64),), cabi.write_u32, lambda host, seed: host.new_pipeline(seed)),
+    _Function(
+        "new-pipeline", (cabi.read_option(cabi.read_u64),), cabi.write_u32, lambda host, seed: host.new_pipeline(seed)
+    ),
     _Function("close-pipeline", (_U32, cabi.read_bool), None, lambda host, p, cancel: host.close_pipeline(p, cancel)),
     _Function("new-channel", (_TEXT,), cabi.write_u32, lambda host, spec: host.new_channel(spec)),
     _Function("channel", (_U32, _TEXT, _TEXT), cabi.write_u64, lambda host, ch, op, value: host.channel(ch, op, value)),
     _Function("submit", (_U32, _TEXT), cabi.write_u64, lambda host, pipe, request: host.submit(pipe, request)),
 )
 _MODEL = (
-    _Function("encode", (_TEXT, cabi.read_bool), cabi.write_u32_list, lambda host, text, specials: host.encode(text, specials)),
-    _Function("decode", (cabi.read_u32_list, cabi.read_bool), cabi.write_string, lambda host, ids, skip: host.decode(ids, skip)),
+    _Function(
+        "encode", (_TEXT, cabi.read_bool), cabi.write_u32_list, lambda host, text, specials: host.encode(text, specials)
+    ),
+    _Function(
+        "decode",
+        (cabi.read_u32_list, cabi.read_bool),
+        cabi.write_string,
+        lambda host, ids, skip: host.decode(ids, skip),
+    ),
     _Function("chat", (_TEXT,), cabi.write_u32_list, lambda host, request: host.chat(request)),
 )
 _SESSION = (_Function("receive", (), cabi.write_u64, lambda host: host.receive()),)
@@ -82,10 +91,16 @@ class World:
                 self._add_all(instance, _ENGINE)
             with root.add_instance(f"{PACKAGE}/session@{VERSION}") as instance:
                 self._add_all(instance, _SESSION)
-                self.functions.add(instance, "send", (_TEXT,), cabi.write_result(None), self._refusable(self._send), refusable=True)
+                self.functions.add(
+                    instance, "send", (_TEXT,), cabi.write_result(None), self._refusable(self._send), refusable=True
+                )
                 self.functions.add(instance, "log", (_U32, _TEXT), None, self._write_log)
                 self.functions.add_blocking(
-                    instance, "wait", (cabi.read_option(_U32),), cabi.write_string, lambda timeout_ms: self._wait(timeout_ms)
+                    instance,
+                    "wait",
+                    (cabi.read_option(_U32),),
+                    cabi.write_string,
+                    lambda timeout_ms: self._wait(timeout_ms),
                 )
                 self.functions.add_blocking(
                     instance, "sleep-ms", (_U32,), None, lambda ms: self._caller().block(Pending(lambda: None, ms))
@@ -108,7 +123,9 @@ class World:
     def _add_all(self, instance: Any, functions: Sequence[_Function]) -> None:
         for function in functions:
             call = self._refusable(self._for_host(function.call))
-            self.functions.add(instance, function.name, function.params, cabi.write_result(function.result), call, refusable=True)
+            self.functions.add(
+                instance, function.name, function.params, cabi.write_result(function.result), call, refusable=True
+            )
 
     def _for_host(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: call(self._host(), *args)

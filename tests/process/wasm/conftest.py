@@ -58,7 +58,9 @@ class Guests:
         handle = self.sandbox.spawn(source, "main.py", value, host, exits.put, limits or Limits())
         return Run(host, handle, exits)
 
-    def run(self, source: str, value: Any = None, limits: Limits | None = None, host: FakeHost | None = None) -> GuestExit:
+    def run(
+        self, source: str, value: Any = None, limits: Limits | None = None, host: FakeHost | None = None
+    ) -> GuestExit:
         return self.start(source, value, limits, host).exit()
 
 

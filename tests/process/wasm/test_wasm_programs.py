@@ -95,7 +95,12 @@ async def main(input):
 
 def test_syntax_error_has_a_caret(guests):
     message = failure(guests.run("def main(input):\n    x = = 3\n"))
-    assert message.splitlines() == ['  File "main.py", line 2', "    x = = 3", "        ^", "SyntaxError: invalid syntax"]
+    assert message.splitlines() == [
+        '  File "main.py", line 2',
+        "    x = = 3",
+        "        ^",
+        "SyntaxError: invalid syntax",
+    ]
 
 
 def test_no_main(guests):
@@ -153,7 +158,9 @@ def test_odd_exceptions(guests):
 
 
 def test_asyncio_pieces(guests):
-    source = TICKETS + """
+    source = (
+        TICKETS
+        + """
 async def worker(queue, out):
     while (item := await queue.get()) is not None:
         await asyncio.sleep(0.001)
@@ -175,28 +182,35 @@ async def main(input):
         threaded = await asyncio.to_thread(lambda: 5)
     return [out, gathered, late, threaded]
 """
+    )
     assert result(guests.run(source)) == [[2, 4, 6], ["a", "b"], True, 5]
 
 
 def test_tickets_overlap(guests):
-    source = TICKETS + """
+    source = (
+        TICKETS
+        + """
 async def main(input):
     tickets = [engine.submit(ms, "x" * ms) for ms in (120, 100, 80)]
     return await asyncio.gather(*map(ticket, tickets), asyncio.sleep(0.1, "slept"))
 """
+    )
     started = time.monotonic()
     assert result(guests.run(source)) == [120, 100, 80, "slept"]
     assert time.monotonic() - started < 0.35  # one after the other they take 0.4 s
 
 
 def test_events_arrive_while_the_loop_is_never_quiet(guests):
-    source = TICKETS + """
+    source = (
+        TICKETS
+        + """
 async def main(input):
     future = ticket(engine.submit(20, "abc"))
     while not future.done():
         await asyncio.sleep(0)
     return future.result()
 """
+    )
     assert result(guests.run(source)) == 3
 
 
@@ -231,7 +245,9 @@ def test_tasks_left_behind_are_cancelled(guests):
 
 def test_every_host_function_arrives(guests):
     host = FakeHost()
-    source = HOST + """
+    source = (
+        HOST
+        + """
 def main(input):
     made = [engine.new_set(), engine.fork_set(1), engine.new_pipeline(None), engine.new_pipeline(2**64 - 1)]
     engine.truncate_set(1, 2**32 - 1); engine.drop_set(2); engine.close_pipeline(3, True)
@@ -239,6 +255,7 @@ def main(input):
     session.send("grüße"); session.log(40, "oops\\n")
     return [made, engine.facts(), list(model.encode("hé", True)), model.decode([104, 233], False), list(model.chat("abc"))]
 """
+    )
     made, facts, ids, text, chat = result(guests.run(source, host=host))
     assert host.calls == [
         ("new_set",), ("fork_set", 1), ("new_pipeline", None), ("new_pipeline", 2**64 - 1), ("truncate_set", 1, 2**32 - 1),
@@ -250,18 +267,23 @@ def main(input):
 
 
 def test_a_refusal_is_an_error_the_program_can_catch(guests):
-    source = HOST + """
+    source = (
+        HOST
+        + """
 def main(input):
     try:
         engine.fork_set(404)
     except Err as error:
         return error.value
 """
+    )
     assert result(guests.run(source)) == "no working set 404\n  hint: make one first"
 
 
 def test_nonsense_arguments_raise_in_the_guest(guests):
-    source = HOST + """
+    source = (
+        HOST
+        + """
 def main(input):
     calls = [
         lambda: engine.truncate_set("a", 2), lambda: engine.truncate_set(-1, 2), lambda: engine.truncate_set(1, 2**32),
@@ -279,6 +301,7 @@ def main(input):
             said.append(type(error).__name__)
     return said
 """
+    )
     kinds = result(guests.run(source))
     assert kinds == [
         "TypeError", "ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "TypeError", "ValueError", "ValueError",

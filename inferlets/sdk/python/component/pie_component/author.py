@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from inferlet import _host
+
 from pie_component.loop import HostEventLoop
 
 _EXAMPLE = "async def main(input: dict) -> dict"
@@ -33,7 +34,7 @@ def run(request: dict[str, Any]) -> str:
     """
     source, file = request["source"], request["file"]
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    ballast = bytearray(1 << 20)  # freed when memory runs out, so that the report can be written
+    ballast = bytearray(1 << 16)  # freed when memory runs out, so that the report can be written
     try:
         return _call(source, file, request["input"])
     except Failed:
@@ -152,7 +153,9 @@ def _traceback_text(error: BaseException) -> str:
     _trim(report, set())
     text = _shorten("".join(report.format()).rstrip("\n"))
     if isinstance(error, ModuleNotFoundError):
-        text += "\n  hint: the sandbox has the standard library and `inferlet`; with `--native` your own packages work too"
+        text += (
+            "\n  hint: the sandbox has the standard library and `inferlet`; with `--native` your own packages work too"
+        )
     return text
 
 

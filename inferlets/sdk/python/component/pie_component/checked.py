@@ -1,7 +1,7 @@
 """Check what a program passes to the host.
 
-The generated bindings convert arguments in native code that ends the whole interpreter on a value that does not fit. These wrappers
-raise TypeError or ValueError instead, where the program can see it.
+The generated bindings convert arguments in native code that ends the whole interpreter on a value that does not fit.
+These wrappers raise TypeError or ValueError instead, where the program can see it.
 """
 
 from __future__ import annotations

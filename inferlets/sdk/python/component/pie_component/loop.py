@@ -66,7 +66,9 @@ def _waiting(loop: asyncio.AbstractEventLoop) -> str:
         chain = []
         while coroutine is not None and inspect.iscoroutine(coroutine) and coroutine.cr_frame is not None:
             if not coroutine.cr_code.co_filename.startswith("/python/"):  # the standard library
-                chain.append(f"{coroutine.cr_code.co_filename}:{coroutine.cr_frame.f_lineno} in {coroutine.cr_code.co_name}")
+                chain.append(
+                    f"{coroutine.cr_code.co_filename}:{coroutine.cr_frame.f_lineno} in {coroutine.cr_code.co_name}"
+                )
             coroutine = coroutine.cr_await
         if chain:
             places.append("\n  waiting: " + " > ".join(chain))

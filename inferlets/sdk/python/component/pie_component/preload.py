@@ -1,7 +1,7 @@
 """Import the standard library while the component is built.
 
-Imports resolve at build time only: a module that is not in the snapshot is gone at run time. Loading all of it makes the
-component larger and no slower to start (memory is copy on write).
+Imports resolve at build time only: a module that is not in the snapshot is gone at run time. Loading all of it makes
+the component larger and no slower to start (memory is copy on write).
 """
 
 from __future__ import annotations
@@ -12,13 +12,45 @@ import sys
 import warnings
 
 # What cannot work without processes, terminals, C libraries or a display, and what only tests use.
-_SKIP = {"test", "idlelib", "tkinter", "turtledemo", "turtle", "ensurepip", "antigravity", "this", "pydoc_data", "curses"}
+_SKIP = {
+    "test",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "turtle",
+    "ensurepip",
+    "antigravity",
+    "this",
+    "pydoc_data",
+    "curses",
+}
 _SKIP |= {"nturl2path", "venv", "dbm", "ctypes", "pdb", "profiling", "multiprocessing", "sqlite3", "wsgiref", "xmlrpc"}
 # Packages with parts that are imported lazily.
-_PACKAGES = ("asyncio", "collections", "concurrent", "email", "encodings", "html", "http", "importlib", "json", "logging")
+_PACKAGES = (
+    "asyncio",
+    "collections",
+    "concurrent",
+    "email",
+    "encodings",
+    "html",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+)
 _PACKAGES += ("os", "pathlib", "re", "string", "unittest", "urllib", "xml", "zoneinfo")
 # Other platforms, and the code pages of old ones: half of the encodings' size.
-_SKIP_PARTS = ("__main__", "windows", "proactor", "concurrent.interpreters", "mac_", "iso8859", "iso2022", "big5", "euc_")
+_SKIP_PARTS = (
+    "__main__",
+    "windows",
+    "proactor",
+    "concurrent.interpreters",
+    "mac_",
+    "iso8859",
+    "iso2022",
+    "big5",
+    "euc_",
+)
 _SKIP_PARTS += (".gb", "shift_", "johab", "koi8", ".hz", "ptcp", "kz1", "mbcs", "oem", "tis_")
 _SKIP_PARTS += ("cp1", "cp4", "cp5", "cp6", "cp7", "cp8", "cp9")
 
