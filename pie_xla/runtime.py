@@ -24,13 +24,14 @@ from pie_xla.progress import Progress
 from pie_xla.timings import Timings
 
 if TYPE_CHECKING:
-    from pie_xla.engine.api import EngineOptions, LoadedModel
+    from pie_xla.engine.api import EngineOptions
     from pie_xla.engine.engine import Engine
     from pie_xla.hub.chat import Chat
     from pie_xla.hub.store import ModelEntry
     from pie_xla.hub.tokenizer import Tokenizer
     from pie_xla.kernels.ops import Kernel
     from pie_xla.process.process import ProcessManager
+    from poem.lower import Loop, LoweredModel
 
 T = TypeVar("T")
 
@@ -110,9 +111,12 @@ def open_runtime(
     sandbox = None if native else _beside(lambda: _load_sandbox(config, progress), "sandbox", timings)
     language = _beside(lambda: _load_language(entry), "tokenizer", timings)
     with timings.span("import of JAX and the engine"):
-        _import_jax(config.engine.platform)
+        devices = import_jax(config.engine.platform)
+        for module in ("poem.lower", "pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
+            importlib.import_module(module)
+    kernel = kernel_for(devices[0])
     with timings.span("lowering"):
-        lowered, kernel = _lower(config, entry)
+        lowered = _lower(config, entry, kernel)
     options = engine_options(config.engine, entry.manifest.total_bytes)
     engine = _load_engine(config, entry, lowered, kernel, options, serve, progress, timings)
     try:
@@ -160,27 +164,35 @@ def engine_options(settings: EngineSettings, weight_bytes: int) -> EngineOptions
     )
 
 
-def _import_jax(platform: str) -> None:
-    """Import JAX for the platform that is wanted, or for the best that is there."""
+def import_jax(platform: str) -> Any:
+    """JAX, set to the platform that is wanted or the best that is there; its devices.
+
+    Raises:
+        PieError: the platform is not there.
+    """
     import jax
 
     match platform:
         case "auto":
-            # libtpu without a TPU looks for one on the network and complains at length.
-            if not _has_tpu() and not jax.config.jax_platforms and not _has_gpu_plugin():
+            # libtpu on a machine without a TPU looks for one on the network, and complains at length.
+            if not jax.config.jax_platforms and not _has_tpu() and not _has_gpu_plugin():  # type: ignore[attr-defined]
                 jax.config.update("jax_platforms", "cpu")
         case "gpu":
             jax.config.update("jax_platforms", "cuda")
         case _:
             jax.config.update("jax_platforms", platform)
     try:
-        jax.devices()
+        return jax.devices()
     except RuntimeError as error:
-        raise PieError(
-            f"JAX cannot use the platform '{platform}': {error}", "set engine.platform to auto or cpu"
-        ) from None
-    for module in ("poem.lower", "pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
-        importlib.import_module(module)
+        hint = "set engine.platform to auto or cpu"
+        raise PieError(f"JAX cannot use the platform '{platform}': {error}", hint) from None
+
+
+def kernel_for(device: Any) -> Kernel:
+    """The attention kernels of a device's platform."""
+    from pie_xla.kernels.ops import Kernel
+
+    return Kernel.TPU if device.platform == "tpu" else Kernel.XLA
 
 
 def _has_tpu() -> bool:
@@ -193,31 +205,34 @@ def _has_gpu_plugin() -> bool:
     )
 
 
-def _lower(config: Config, entry: ModelEntry) -> tuple[Any, Kernel]:
-    import jax
+def _loop_for(kernel: Kernel) -> Loop:
+    from pie_xla.kernels.ops import Kernel
+    from poem.lower import Loop
 
-    from pie_xla.kernels.ops import Kernel, ops_for
-    from poem.lower import Loop, lower
+    return Loop.SCAN if kernel is Kernel.TPU else Loop.UNROLLED
+
+
+def _lower(config: Config, entry: ModelEntry, kernel: Kernel) -> LoweredModel:
+    from pie_xla.kernels.ops import ops_for
+    from poem.lower import lower
     from poem.spec import PoemError
 
-    kernel, loop = (Kernel.TPU, Loop.SCAN) if jax.devices()[0].platform == "tpu" else (Kernel.XLA, Loop.UNROLLED)
     try:
-        lowered = lower(
+        return lower(
             entry.config,
             ops=ops_for(kernel),
             dtype=entry.manifest.dtype,
             page_size=config.engine.page_size,
-            loop=loop,
+            loop=_loop_for(kernel),
         )
     except PoemError as error:
         raise PieError(error.message, error.hint) from error
-    return lowered, kernel
 
 
 def _load_engine(
     config: Config,
     entry: ModelEntry,
-    lowered: Any,
+    lowered: LoweredModel,
     kernel: Kernel,
     options: EngineOptions,
     serve: bool,
@@ -227,13 +242,12 @@ def _load_engine(
     from pie_xla.engine.api import LoadedModel, Recipe
     from pie_xla.engine.engine import Engine
     from pie_xla.hub.load import load_params
-    from poem.lower import Loop
 
-    loop = Loop.SCAN if len(lowered.segments) < len(lowered.layers) else Loop.UNROLLED
+    loop = _loop_for(kernel)
     recipe = Recipe(entry.config, kernel.value, entry.manifest.dtype, config.engine.page_size, loop.value)
     with timings.span("weights"):
         params = lowered.pack(load_params(entry, lowered.stored, progress=progress))
-    model: LoadedModel = LoadedModel(entry.name, lowered, params, step_key(recipe), recipe)
+    model = LoadedModel(entry.name, lowered, params, step_key(recipe), recipe)
     with timings.span("executables"):
         engine = Engine(model, options, store=config.cache_dir / "executables", progress=progress)
         progress.note(f"{entry.name}: {engine.plan}")
@@ -282,7 +296,7 @@ def _manager(
             vocab_size=facts.vocab_size,
             max_context=engine.max_context,
             page_size=facts.page_size,
-            outputs=facts.outputs,
+            outputs={name: (shape, eta_dtype(dtype)) for name, (shape, dtype) in facts.outputs.items()},
             stop_tokens=language.tokenizer.stop_tokens,
             prefix=language.tokenizer.prefix,
         ),
@@ -292,6 +306,16 @@ def _manager(
         HostLimits(output_bytes=limits.output),
         Limits(memory_bytes=limits.memory, cpu_seconds=limits.cpu_time, output_bytes=limits.output),
     )
+
+
+def eta_dtype(name: str) -> str:
+    """A model output's dtype as epilogues spell it: float32 -> f32."""
+    from pie_xla.eta.types import DType
+
+    for dtype in DType:
+        if dtype.numpy.name == name:
+            return dtype.value
+    raise PieError(f"a model output of type {name} cannot be read by epilogues", "they read f32, i32, u32 and bool")
 
 
 def _beside(work: Callable[[], T], name: str, timings: Timings) -> Future[T]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import queue
 import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pie_xla.config import Config
+    from pie_xla.hub.store import ModelEntry
+    from pie_xla.runtime import Runtime
 
 # Before JAX is imported anywhere, here and in the processes that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -14,6 +25,8 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
 for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "PIE_XLA_CONFIG", "PIE_XLA_HOME"):
     os.environ.pop(name, None)
+
+DEADLINE = 120.0  # seconds for one inferlet of a test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +42,91 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % total == number]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def model_cache() -> Path:
+    """A folder that outlives the run, for real models and what is compiled for them."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "pie-xla-tests"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_config(model_cache: Path) -> Config:
+    """Settings under which everything lies in `model_cache`, with a small state pool."""
+    from pie_xla import config
+
+    environment = config.Environment.read({"PIE_XLA_HOME": str(model_cache)})
+    settings = f'[model]\nstore = "{model_cache / "store"}"\n[engine]\nkv_memory = "256MiB"\nmax_rows = 16\n'
+    return config.parse(settings, environment)
+
+
+@pytest.fixture(scope="session")
+def smollm2(real_config: Config) -> ModelEntry:
+    """SmolLM2-135M-Instruct, imported once from the package that ships it."""
+    from pie_xla.config import DEFAULT_SOURCE
+    from pie_xla.hub.importing import import_model
+    from pie_xla.hub.store import Store
+
+    # Workers of one run, and runs side by side, wait for the first.
+    with (real_config.environment.data_dir / "import.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return import_model(DEFAULT_SOURCE, Store(real_config.store_dir))
+
+
+@pytest.fixture(scope="session")
+def engine_runtime(real_config: Config, smollm2: ModelEntry) -> Iterator[Runtime]:
+    """A running engine on SmolLM2, with the sandbox and native mode."""
+    from pie_xla.progress import Silent
+    from pie_xla.runtime import open_runtime
+    from pie_xla.timings import Timings
+
+    with open_runtime(real_config, smollm2.name, progress=Silent(), timings=Timings()) as runtime:
+        yield runtime
+
+
+@dataclass
+class Outcome:
+    """How an inferlet of a test ended, and all it said. `failure` is None if it returned."""
+
+    sent: str = ""
+    logs: list[tuple[int, str]] = field(default_factory=list)
+    result: Any = None
+    failure: str | None = None
+
+    @property
+    def log(self) -> str:
+        return "".join(text for _, text in self.logs)
+
+
+RunInferlet = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run_inferlet(engine_runtime: Runtime) -> RunInferlet:
+    """Run a program's text on SmolLM2 to its end: `run_inferlet(source, input={}, native=False, seed=None)`."""
+    from pie_xla.launch import Event, Failed, Launch, Logged, Returned, Sent
+
+    def run(source: str, input: dict[str, Any] | None = None, native: bool = False, seed: int | None = None) -> Outcome:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        launched = engine_runtime.launch(Launch(source, "main.py", input or {}, native, seed), events.put)
+        outcome = Outcome()
+        try:
+            while True:
+                match events.get(timeout=DEADLINE):
+                    case Sent(text):
+                        outcome.sent += text
+                    case Logged(level, text):
+                        outcome.logs.append((level, text))
+                    case Returned(value):
+                        outcome.result = value
+                        return outcome
+                    case Failed(message):
+                        outcome.failure = message
+                        return outcome
+        finally:
+            launched.kill("the test is over")
+
+    return run

@@ -15,9 +15,9 @@ import click
 
 from pie_xla import __version__, machine
 from pie_xla import config as settings
-from pie_xla.cli.cache import EXECUTABLES, measure, part_dir
+from pie_xla.cli.cache import COMPONENT, EXECUTABLES, measure, part_dir
 from pie_xla.cli.console import show_amount
-from pie_xla.config import Config, Environment
+from pie_xla.config import DEFAULT_MODEL, DEFAULT_SOURCE, Config, Environment
 from pie_xla.errors import PieError
 
 LITTLE_MEMORY = 2 << 30
@@ -100,22 +100,41 @@ def hardware(config: Config) -> Iterator[Finding]:
 def devices(config: Config) -> Iterator[Finding]:
     """What JAX sees, and which attention kernel it gets."""
     try:
-        import jax
+        from pie_xla.runtime import import_jax, kernel_for
 
-        found = jax.devices()
-    except Exception as error:
-        yield fail("devices", f"JAX finds no device: {error}", "check JAX_PLATFORMS and the accelerator's plugin")
+        found = import_jax(config.engine.platform)
+    except (PieError, ImportError) as error:
+        yield fail("devices", str(error), "check engine.platform, JAX_PLATFORMS and the accelerator's plugin")
         return
     kinds = sorted({f"{device.platform} ({device.device_kind})" for device in found})
-    yield ok("devices", f"{len(found)} x {', '.join(kinds)}; jax {jax.__version__}")
-    kernel = "Pallas ragged paged attention" if found[0].platform == "tpu" else "XLA, page-blocked"
-    yield ok("kernels", f"attention: {kernel}")
+    yield ok("devices", f"{len(found)} x {', '.join(kinds)}")
+    yield ok("kernels", f"attention: {kernel_for(found[0]).value}")
 
 
-def folders(config: Config) -> Iterator[Finding]:
-    """The settings file, the store, the cache and the language component."""
+def store(config: Config) -> Iterator[Finding]:
+    """The settings file and the imported models."""
+    from pie_xla.hub.store import Store
+
     path = config.environment.config_file
     yield ok("config", str(path) if path.exists() else f"{path} is not there: all defaults")
+    models = Store(config.store_dir)
+    good = []
+    for name in models.names():
+        try:
+            models.open(name)
+            good.append(name)
+        except PieError as error:
+            yield fail("store", error.message, error.hint or "import the model again")
+    if good:
+        yield ok("store", f"{models.root}: {', '.join(good)}")
+    if config.model.default not in good:
+        source = DEFAULT_SOURCE if config.model.default == DEFAULT_MODEL else "SOURCE"
+        detail = f"the default model {config.model.default} is not in {models.root}"
+        yield warn("store", detail, f"pie-xla model import {source}")
+
+
+def cached(config: Config) -> Iterator[Finding]:
+    """Executables and the language component."""
     cache = config.cache_dir
     if not cache.exists():
         yield ok("cache", f"{cache} will be made")
@@ -124,9 +143,22 @@ def folders(config: Config) -> Iterator[Finding]:
     else:
         files, size = measure(part_dir(config, EXECUTABLES))
         yield ok("cache", f"{cache}: {files} executables, {show_amount(size)}")
+    from pie_xla.process.wasm.build import Sources, componentize_version, shipped
+
+    try:
+        sources = Sources.default()
+        compiled = list(part_dir(config, COMPONENT).glob(f"python-{sources.key()}*.cwasm"))
+        if compiled:
+            yield ok("component", f"compiled: {compiled[0].name}")
+        elif shipped(sources) is not None:
+            yield ok("component", "shipped with this installation; compiled on first use (5 s)")
+        else:
+            yield ok("component", f"built on first use (20 s) by componentize-py {componentize_version()}")
+    except PieError as error:
+        yield fail("component", error.message, error.hint or "install pie-xla again")
 
 
-CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (versions, hardware, devices, folders)
+CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (versions, hardware, devices, store, cached)
 COLORS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
 
