@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -44,6 +45,9 @@ def greedy(tokens: list[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(int(np.argmax(logits_of(tokens))))
     return tokens[-count:]
+
+
+_COMPILED: dict[str, Any] = {}
 
 
 class Bytes:
@@ -272,7 +276,9 @@ def apply(program: Any, reads: Any, params: Any, cells: Any, key: tuple[int, int
     if isinstance(program, EtaProgram):
         return oracle.run(program, reads, params, cells, key, ordinal)
     arrays = [[jnp.asarray(value) for value in values] for values in (reads, params, cells)]
-    return program.apply(*arrays, jnp.asarray(key, jnp.uint32), jnp.uint32(ordinal))
+    if program.key not in _COMPILED:
+        _COMPILED[program.key] = jax.jit(program.apply)
+    return _COMPILED[program.key](*arrays, jnp.asarray(key, jnp.uint32), jnp.uint32(ordinal))
 
 
 def value_of(words: np.ndarray, kind: TensorType) -> np.ndarray:
