@@ -112,10 +112,13 @@ def _cast(x: Array, dtype: str) -> Array:
         return x != 0
     if not _is_float(x) or dtype == "f32":
         return x.astype({"f32": jnp.float32, "i32": jnp.int32, "u32": jnp.uint32}[dtype])
-    target, low, high = (jnp.int32, -(2**31), 2**31) if dtype == "i32" else (jnp.uint32, 0, 2**32)
-    inside = (x > low - 1.0 if low == 0 else x >= low) & (x < high)
-    whole = jnp.where(inside, x, 0.0).astype(target)
-    return jnp.where(inside, whole, jnp.where(x >= high, target(high - 1), jnp.where(x < low, target(low), target(0))))
+    target, limits = (jnp.int32, np.iinfo(np.int32)) if dtype == "i32" else (jnp.uint32, np.iinfo(np.uint32))
+    whole = jnp.trunc(jnp.where(jnp.isnan(x), 0.0, x))
+    low, high = float(limits.min), float(limits.max + 1)
+    inside = (whole >= low) & (whole < high)
+    exact = jnp.where(inside, whole, 0.0).astype(target)
+    ends = jnp.where(whole < 0.0, np.asarray(limits.min, target), np.asarray(limits.max, target))
+    return jnp.where(inside, exact, ends)
 
 
 def _cast_oracle(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -104,8 +104,9 @@ def _mask_packed_oracle(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def _window_mask(positions: Array, length: int, window: int, sink: int = 0) -> Array:
-    # Differences are taken on i32 after clamping: positions may be unsigned, and 2**31 or more is past any key.
-    own = jnp.clip(positions, -1, 2**30).astype(jnp.int32)[..., None]
+    # Differences are taken on i32 after clamping: positions may be unsigned, and 2**30 or more is past any key.
+    own = jnp.minimum(positions, 2**30).astype(jnp.int32)
+    own = jnp.maximum(own, -1)[..., None]
     key = jnp.broadcast_to(lax.iota(jnp.int32, length), (*positions.shape, length))
     own = jnp.broadcast_to(own, key.shape)
     return (key <= own) & ((own - key < window) | (key < sink))
