@@ -20,9 +20,9 @@ from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits, OutputLimit
 from pie_xla.process.wasm.world import SleepRefused, World
 
 _dll = ffi.dll
-_poll = ctypes.CFUNCTYPE(ctypes.c_bool, c_void_p)(
-    ("wasmtime_call_future_poll", _dll)
-)  # gives up the GIL while wasm runs
+# CFUNCTYPE gives up the GIL while wasm runs.
+# CFUNCTYPE gives up the GIL while wasm runs.
+_poll = ctypes.CFUNCTYPE(ctypes.c_bool, c_void_p)(("wasmtime_call_future_poll", _dll))
 _future_delete = ctypes.CFUNCTYPE(None, c_void_p)(("wasmtime_call_future_delete", _dll))
 _instantiate_async = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)(
     ("wasmtime_component_linker_instantiate_async", _dll)
@@ -30,7 +30,7 @@ _instantiate_async = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_
 _call_async = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p)(
     ("wasmtime_component_func_call_async", _dll)
 )
-# wasmtime-py declares an error as its result; in C it returns nothing, and what ctypes would read as a pointer is garbage.
+# wasmtime-py declares an error as its result; in C it returns nothing, and what ctypes would read is garbage.
 _yield_at_epoch = ctypes.CFUNCTYPE(None, c_void_p, ctypes.c_uint64)(
     ("wasmtime_context_epoch_deadline_async_yield_and_update", _dll)
 )

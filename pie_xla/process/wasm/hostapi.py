@@ -1,10 +1,10 @@
 """What the sandbox asks of the process it hosts: one method per function of the WIT world `pie:inferlet@0.1.0`.
 
 Every method is called on the `pie-fibers` thread, while the guest that called it is suspended inside the call, and must
-return at once. A `PieError` becomes the err string of a WIT function that has one (all but `facts`, `wait` and `log`); any
-other exception ends the guest and is reported as a fault of the host.
+return at once. A `PieError` becomes the err string of a WIT function that has one (all but `facts`, `wait` and `log`);
+any other exception ends the guest and is reported as a fault of the host.
 
-The guest's side, in `inferlet._host`, is two functions which the language component's event loop calls:
+The guest's side, in `inferlet._host`, is what the language component calls: `begin(input)` before `main`,
 `deliver(events)` with the parsed list that `session.wait` returned, and `outstanding() -> int`, the number of tickets
 whose event has not come yet (0 and no timer: the program would wait for ever, and the loop says so).
 """
@@ -42,7 +42,9 @@ class Pending(Generic[T]):
 
     def wake(self) -> None:
         """Let the guest go on; from any thread, any number of times (only the first counts)."""
-        # The flag is set before the waiter is read, and the scheduler sets the waiter before it reads the flag: no wake is lost.
+        # No wake is lost: the flag is set, then the waiter read; the scheduler sets the waiter, then reads the flag.
+        if self._woken:
+            return
         self._woken = True
         waiter = self.waiter
         if waiter is not None:

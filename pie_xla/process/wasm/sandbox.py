@@ -29,7 +29,10 @@ class GuestHandle:
         self._guest = guest
 
     def kill(self, reason: str = "the program was killed") -> None:
-        """End it, whether it is blocked or spinning; from any thread. Its exit is KILLED with this reason, if it has not ended before."""
+        """End it, whether it is blocked or spinning; from any thread.
+
+        Its exit is KILLED with this reason, if it has not ended before.
+        """
         self._scheduler.kill(self._guest, reason)
 
 

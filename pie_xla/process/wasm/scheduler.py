@@ -1,7 +1,8 @@
 """The thread that runs every guest: `pie-fibers`.
 
-Its inbox is also its ready queue: whatever other threads want (a start, a wake-up, a kill) is posted there and done in order. A guest
-that blocks costs nothing; one that keeps computing is preempted at the end of its slice and moved behind the others.
+Its inbox is also its ready queue: whatever other threads want (a start, a wake-up, a kill) is posted there and done in
+order. A guest that blocks costs nothing; one that keeps computing is preempted at the end of its slice and moved behind
+the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pie_xla.process.wasm.ticker import EpochTicker
 
 _log = logging.getLogger(__name__)
 
-# Guests run on their own fibers' stacks; this one holds the scheduler. Below 768 KiB deep recursion would kill the server.
+# Guests run on their own fibers' stacks; below 768 KiB here, a guest's deep recursion still kills the server.
 _THREAD_STACK_BYTES = 16 << 20
 # A guest that used this many slices without blocking is computing, and `idle` no longer waits for it.
 _SLICES_UNTIL_BUSY = 4
@@ -35,7 +36,7 @@ class FiberScheduler:
     """Runs guests on one thread.
 
     Args:
-        on_quiescent: called on the scheduler's thread whenever the last guest that had something to do is done or blocked.
+        on_quiescent: called on the scheduler's thread when the last guest that had something to do blocked or ended.
     """
 
     def __init__(self, engine: wasmtime.Engine, on_quiescent: Callable[[], None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the sandbox takes for granted of wasmtime's unofficial fiber interface, tried once for each compiled component."""
+"""What the sandbox takes for granted of wasmtime's unofficial fiber interface, tried once for each build."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ def _run(scheduler: FiberScheduler, world: World, component: Component, source: 
 def _failure(what: str) -> PieError:
     return PieError(
         f"the sandbox failed its self test: {what}",
-        "pie-xla needs exactly the wasmtime version it asks for: install it again with `pip install --force-reinstall wasmtime==50.0.1`",
+        "pie-xla needs the very wasmtime that it asks for: `pip install --force-reinstall wasmtime==50.0.1`",
     )

@@ -41,7 +41,7 @@ class EpochTicker:
     def _run(self) -> None:
         while not self._closed:
             self._parked = True
-            # The flag goes up before `_used` is read, as `begin` sets `_used` before it reads the flag: no start is missed.
+            # No start is missed: the flag goes up, then `_used` is read; `begin` sets `_used`, then reads the flag.
             if not self._used:
                 self._unpark.wait()
             self._parked = False

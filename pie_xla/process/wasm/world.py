@@ -37,7 +37,7 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class _Function:
-    """A host function that returns at once. `result` is the ok case of a `result<T, string>`, or None for `result<_, string>`."""
+    """A host function that returns at once. `result` writes the ok case of a `result<T, string>`; None: no T."""
 
     name: str
     params: Sequence[cabi.Reader]

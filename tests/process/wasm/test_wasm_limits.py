@@ -46,8 +46,8 @@ def test_endless_loop_is_killed_and_a_polite_neighbour_is_not(guests):
 
 
 def test_endless_loop_that_catches_everything(guests):
-    source = "def main(input):\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass"
-    assert guests.run(source, limits=SMALL).kind is ExitKind.CPU_TIME
+    loop = "while True:\n        try:\n            while True: pass\n        except BaseException: pass"
+    assert guests.run(f"def main(input):\n    {loop}", limits=SMALL).kind is ExitKind.CPU_TIME
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,8 @@ def test_crash_of_the_interpreter(guests):
 )
 def test_ten_megabytes_of_output(guests, body):
     host = FakeHost()
-    source = f"import os\nfrom wit_world.imports import session\ndef main(input):\n    for _ in range(3000):\n        {body}\n"
+    source = "import os\nfrom wit_world.imports import session\n"
+    source += f"def main(input):\n    for _ in range(3000):\n        {body}\n"
     ended = guests.run(source, host=host, limits=SMALL)
     assert ended.kind is ExitKind.OUTPUT
     assert ended.message == "the program sent, printed and returned more than 1 MiB, its output limit"

@@ -58,7 +58,8 @@ def test_two_runs_share_nothing(guests):
 
 def test_print_is_logged_as_written(guests):
     host = FakeHost()
-    source = "import sys\ndef main(input):\n    print('one', 'é')\n    print('half', end='')\n    print('bad', file=sys.stderr)"
+    source = "import sys\ndef main(input):\n    print('one', 'é')\n    print('half', end='')\n"
+    source += "    print('bad', file=sys.stderr)"
     assert result(guests.run(source, host=host)) is None
     assert host.text(20) == "one é\nhalf"
     assert host.text(30) == "bad\n"
@@ -253,13 +254,15 @@ def main(input):
     engine.truncate_set(1, 2**32 - 1); engine.drop_set(2); engine.close_pipeline(3, True)
     made += [engine.new_channel("{}"), engine.channel(5, "put", "[1]"), session.receive()]
     session.send("grüße"); session.log(40, "oops\\n")
-    return [made, engine.facts(), list(model.encode("hé", True)), model.decode([104, 233], False), list(model.chat("abc"))]
+    ids = list(model.encode("hé", True))
+    return [made, engine.facts(), ids, model.decode([104, 233], False), list(model.chat("abc"))]
 """
     )
     made, facts, ids, text, chat = result(guests.run(source, host=host))
     assert host.calls == [
-        ("new_set",), ("fork_set", 1), ("new_pipeline", None), ("new_pipeline", 2**64 - 1), ("truncate_set", 1, 2**32 - 1),
-        ("drop_set", 2), ("close_pipeline", 3, True), ("new_channel", "{}"), ("channel", 5, "put", "[1]"), ("receive",),
+        ("new_set",), ("fork_set", 1), ("new_pipeline", None), ("new_pipeline", 2**64 - 1),
+        ("truncate_set", 1, 2**32 - 1), ("drop_set", 2), ("close_pipeline", 3, True), ("new_channel", "{}"),
+        ("channel", 5, "put", "[1]"), ("receive",),
     ]  # fmt: skip
     assert made == [1, 2, 3, 4, 8, 9, 10]
     assert (json.loads(facts), ids, text, chat) == ({"vocab_size": 7}, [1, 104, 195, 169], "hé", [3])
@@ -288,8 +291,9 @@ def main(input):
     calls = [
         lambda: engine.truncate_set("a", 2), lambda: engine.truncate_set(-1, 2), lambda: engine.truncate_set(1, 2**32),
         lambda: engine.truncate_set(1), lambda: engine.new_pipeline(2**64), lambda: engine.new_pipeline(1.5),
-        lambda: model.encode(b"abc", True), lambda: model.encode("\\ud800", True), lambda: model.encode("x" * 17_000_000, True),
-        lambda: model.decode([1, None], True), lambda: model.decode([-1], True), lambda: model.decode([0] * 1_100_000, True),
+        lambda: model.encode(b"abc", True), lambda: model.encode("\\ud800", True),
+        lambda: model.encode("x" * 17_000_000, True), lambda: model.decode([1, None], True),
+        lambda: model.decode([-1], True), lambda: model.decode([0] * 1_100_000, True),
         lambda: session.wait("soon"), lambda: session.log(1, None),
     ]
     said = []
@@ -304,8 +308,8 @@ def main(input):
     )
     kinds = result(guests.run(source))
     assert kinds == [
-        "TypeError", "ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "TypeError", "ValueError", "ValueError",
-        "TypeError", "ValueError", "ValueError", "TypeError", "TypeError",
+        "TypeError", "ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "TypeError", "ValueError",
+        "ValueError", "TypeError", "ValueError", "ValueError", "TypeError", "TypeError",
     ]  # fmt: skip
 
 
@@ -321,7 +325,8 @@ def main(input):
     said = []
     for call in (
         lambda: open("/etc/passwd"), lambda: open("x", "w"), lambda: os.listdir("/"), lambda: socket.socket(),
-        lambda: socket.create_connection(("127.0.0.1", 80)), lambda: subprocess.run(["ls"]), lambda: threading.Thread(target=print).start(),
+        lambda: socket.create_connection(("127.0.0.1", 80)), lambda: subprocess.run(["ls"]),
+        lambda: threading.Thread(target=print).start(),
         input,
     ):
         try:

@@ -44,7 +44,7 @@ class FakeHost:
         self._next += 1
         return self._next
 
-    # -- the guest's side: `submit` gives a ticket that a timer finishes after `pipe` milliseconds with the request's length --
+    # -- the guest's side: a timer finishes a submit's ticket after `pipe` milliseconds, with the request's length --
 
     def facts(self) -> str:
         return '{"vocab_size":7}'

@@ -1,4 +1,4 @@
-"""Tickets as futures of the running loop: the two functions that the component's loop calls, and raw access to the imports."""
+"""Tickets as futures of the running loop: what the component calls, and raw access to the imports."""
 
 from __future__ import annotations
 
