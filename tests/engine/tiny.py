@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from pie_xla.engine.engine import Engine
 from pie_xla.eta.types import ChannelUse, DType, Read, TensorType
 from pie_xla.kernels.ops import Kernel, ops_for
 from poem.lower import LoweredModel, lower
+from poem.spec import Batch, StateKind
 
 V = 97
 CONFIG = {
@@ -47,25 +50,36 @@ def load(config: dict[str, Any] = CONFIG, page_size: int = 4, scale: float = 0.3
     return LoadedModel("tiny", lowered, lowered.pack(stored), "tiny")
 
 
-def reference_greedy(lowered: LoweredModel, params: Any, prompt: list[int], n: int) -> list[int]:
-    """Greedy decoding one token at a time with the bare step, no engine."""
-    from poem.spec import Batch
+WIDTH = 96  # tokens of the reference's one launch
 
+
+_BARE: dict[int, Any] = {}
+
+
+def _bare_step(lowered: LoweredModel) -> Any:
+    if id(lowered) not in _BARE:
+        _BARE[id(lowered)] = jax.jit(lambda p, s, b: lowered.step(p, s, b)[1]["logits"][0])
+    return _BARE[id(lowered)]
+
+
+def reference_greedy(lowered: LoweredModel, params: Any, prompt: list[int], n: int) -> list[int]:
+    """Greedy decoding with the bare step over the whole text at once: no engine, no cache, no batch."""
     size = lowered.facts.page_size
-    pages = -(-(len(prompt) + n) // size)
+    pages = WIDTH // size
     state = {g.name: {k: jnp.zeros(leaf.shape, leaf.struct.dtype) for k, leaf in g.arrays(pages + 1).items()} for g in lowered.groups}
-    step = jax.jit(lambda p, s, b: lowered.step(p, s, b))
+    table = {g.name: jnp.arange(1, pages + 1, dtype=jnp.int32)[None] for g in lowered.groups if g.kind is StateKind.PAGED}
     tokens = list(prompt)
-    for at in range(len(prompt) + n - 1):
-        i32 = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
-        table = {g.name: i32([list(range(1, pages + 1))]) for g in lowered.groups if g.unit and g.page_size == size}
+    for _ in range(n):
+        count = len(tokens)
+        block = np.zeros((1, WIDTH), np.int32)
+        block[0, :count] = tokens
+        positions = np.where(np.arange(WIDTH) < count, np.arange(WIDTH), -1)[None]
+        one = lambda x: jnp.asarray([x], jnp.int32)  # noqa: E731
         batch = Batch(
-            tokens=i32([[tokens[at]]]), positions=i32([[at]]), starts=i32([at]), counts=i32([1]), pages=table,
-            slots_in=i32([1 if at else 0]), slots_out=i32([1]), readout=i32([0]),
+            tokens=jnp.asarray(block), positions=jnp.asarray(positions, jnp.int32), starts=one(0), counts=one(count), pages=table,
+            slots_in=one(0), slots_out=one(1), readout=one(count - 1),
         )  # fmt: skip
-        state, out = step(params, state, batch)
-        if at >= len(prompt) - 1:
-            tokens.append(int(jnp.argmax(out["logits"][0])))
+        tokens.append(int(jnp.argmax(_bare_step(lowered)(params, state, batch))))
     return tokens[len(prompt) :]
 
 
@@ -132,7 +146,10 @@ class Listener:
         return outcome
 
 
-def engine(model: LoadedModel | None = None, options: EngineOptions = OPTIONS, **kwargs: Any) -> Engine:
-    made = Engine(model or load(), options, **kwargs)
+_STORE = tempfile.TemporaryDirectory(prefix="pie-xla-tests-")  # one run's engines share executables
+
+
+def engine(model: LoadedModel | None = None, options: EngineOptions = OPTIONS) -> Engine:
+    made = Engine(model or load(), options, store=Path(_STORE.name))
     made.start(warm=((1, 1), (1, 16)))
     return made
