@@ -130,7 +130,10 @@ class Client:
         self._room("device words", held + words - 1, self._quota.device_words)
         offset = self._engine.allocate_words(words)
         if offset is None:
-            raise PieError(f"no room on the device for a channel of {capacity} x {kind} ({words} words)", "drop channels you no longer use")
+            raise PieError(
+                f"no room on the device for a channel of {capacity} x {kind} ({words} words)",
+                "drop channels you no longer use",
+            )
         made = Channel(next(self._handles), self.id, kind, capacity, offset, spare)
         self._channels[made.id] = made
         return made.id
@@ -146,7 +149,9 @@ class Client:
     def _host_put(self, channel: int, words: np.ndarray, replace: bool) -> None:
         target = self._channel(channel)
         if words.shape != (target.type.size,) or words.dtype.itemsize != 4:
-            raise PieError(f"the channel holds {target.type}: {target.type.size} words, not {words.dtype}{list(words.shape)}")
+            raise PieError(
+                f"the channel holds {target.type}: {target.type.size} words, not {words.dtype}{list(words.shape)}"
+            )
         self._post(HostPut(target, words.view(np.int32), replace, lanes=(target.putters,)))
 
     def take_channel(self, channel: int) -> int:
@@ -218,7 +223,9 @@ class Client:
             raise PieError(f"a pass of {len(request.rows)} rows; at most {self._engine.max_rows} fit one launch")
         named = [row.set for row in request.rows if row.set is not None]
         if len(set(named)) != len(named):
-            raise PieError("the same working set appears twice in one pass", "fork it: two rows cannot append to one state")
+            raise PieError(
+                "the same working set appears twice in one pass", "fork it: two rows cannot append to one state"
+            )
         if request.readout is not None and len(request.readout) != len(request.rows):
             raise PieError(f"readout names {len(request.readout)} rows, the pass has {len(request.rows)}")
         rows, producers, embedded = [], [], []
@@ -231,13 +238,19 @@ class Client:
             if request.readout is not None:
                 wanted = request.readout[i]
                 if not wanted or min(wanted) < 0 or max(wanted) >= total or list(wanted) != sorted(set(wanted)):
-                    raise PieError(f"readout of row {i} must be increasing positions within its {total} tokens, not {list(wanted)}")
+                    raise PieError(
+                        f"readout of row {i} must be increasing positions within its {total} tokens, not {list(wanted)}"
+                    )
                 last = total - wanted[0]
             if last > self._engine.chunk:
-                raise PieError(f"readout of row {i} spans {last} tokens; one launch reads out at most {self._engine.chunk}")
+                raise PieError(
+                    f"readout of row {i} spans {last} tokens; one launch reads out at most {self._engine.chunk}"
+                )
             target = None if row.set is None else self._set(row.set)
             if target is None and self._engine.stateful:
-                raise PieError(f"row {i} has no working set", "give each row one: fwd.state([ws, ...], StateGeometry.folding())")
+                raise PieError(
+                    f"row {i} has no working set", "give each row one: fwd.state([ws, ...], StateGeometry.folding())"
+                )
             length = (target.submitted if target is not None else 0) + total
             self._engine.check_length(i, length)
             rows.append(PassRow(target, tokens, total, last))
@@ -265,14 +278,18 @@ class Client:
                 low, high = int(array.min()), int(array.max())
                 if low < 0 or high >= self._engine.vocab_size:
                     wrong = low if low < 0 else high
-                    raise PieError(f"row {index} has token id {wrong}; the vocabulary has ids 0 to {self._engine.vocab_size - 1}")
+                    raise PieError(
+                        f"row {index} has token id {wrong}; the vocabulary has ids 0 to {self._engine.vocab_size - 1}"
+                    )
                 return array.astype(np.int32), int(array.size), None, None
 
     def _device_tokens(self, index: int, kind: TensorType) -> int:
         if kind.dtype not in TOKEN_TYPES:
             raise PieError(f"row {index} embeds a {kind}; token ids are i32 or u32")
         if kind.size > self._engine.chunk:
-            raise PieError(f"row {index} embeds {kind.size} tokens from the device; one launch takes at most {self._engine.chunk}")
+            raise PieError(
+                f"row {index} embeds {kind.size} tokens from the device; one launch takes at most {self._engine.chunk}"
+            )
         return kind.size
 
     def _check_program(self, program: Program, request: PassRequest) -> None:
@@ -288,7 +305,9 @@ class Client:
             wanted = None if request.readout is None else len(request.readout[read.row])
             expected = suffix if wanted is None else (wanted, *suffix)
             if read.shape != expected or not 0 <= read.row < program.rows:
-                raise PieError(f"the epilogue reads {read.name} of row {read.row} as {list(read.shape)}; it is {list(expected)}")
+                raise PieError(
+                    f"the epilogue reads {read.name} of row {read.row} as {list(read.shape)}; it is {list(expected)}"
+                )
         if len(request.params) != len(program.params):
             raise PieError(f"the epilogue takes {len(program.params)} parameters, {len(request.params)} were given")
         for i, (kind, value) in enumerate(zip(program.params, request.params, strict=True)):
@@ -368,7 +387,9 @@ def _find(table: dict[int, T], handle: int, what: str) -> T:
     return found
 
 
-def _lanes(rows: list[PassRow], channels: tuple[Channel, ...], program: Program, embedded: tuple[Channel, ...]) -> tuple[Lane, ...]:
+def _lanes(
+    rows: list[PassRow], channels: tuple[Channel, ...], program: Program, embedded: tuple[Channel, ...]
+) -> tuple[Lane, ...]:
     lanes: dict[int, Lane] = {}
     for row in rows:
         if row.set is not None:

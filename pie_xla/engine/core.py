@@ -409,19 +409,25 @@ class Core:
     def _settle_words(self, item: Pass, carried: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(cells the program reads, words its results and puts go to)."""
         program = item.entry.program
-        cells = tuple(carried.get(c.id, -1) if u.take or u.read else -1 for c, u in zip(item.channels, program.channels, strict=True))
+        cells = tuple(
+            carried.get(c.id, -1) if u.take or u.read else -1
+            for c, u in zip(item.channels, program.channels, strict=True)
+        )
         puts = [c.put(item.order) for c, u in zip(item.channels, program.channels, strict=True) if u.put]
         return cells, (*item.offsets, *puts)
 
     def _allocate(self, item: Pass) -> bool:
         """Words for the pass's results; without them it fails by name."""
-        offsets = []
+        offsets: list[int] = []
         for kind in item.entry.program.results:
             offset = self._words.allocate(kind.size)
             if offset is None:
                 for given, used in zip(offsets, item.entry.program.results, strict=False):
                     self._words.release(given, used.size)
-                self.fail(item, f"all {self._words.count} device words hold outputs and channels: drop outputs you no longer need")
+                self.fail(
+                    item,
+                    f"all {self._words.count} device words hold outputs and channels: drop outputs you no longer need",
+                )
                 return False
             offsets.append(offset)
         item.offsets = tuple(offsets)
@@ -589,7 +595,9 @@ class Core:
     def launch_failed(self, items: list[Pass], error: Exception, lost: bool = False) -> None:
         """An executable failed: its passes fail with the reason. If it took the donated state along, that is rebuilt and whoever had
         content in it fails too."""
-        cause = f"the device could not run this step: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        cause = (
+            f"the device could not run this step: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        )
         for item in items:
             if item.status in (Status.QUEUED, Status.RUNNING):
                 self.fail(item, cause)
@@ -631,4 +639,3 @@ def _traffic(item: Pass) -> list[tuple[Channel, int, bool]]:
         _, takes, puts = seen.get(channel.id, (channel, 0, False))
         seen[channel.id] = (channel, 2, puts)
     return list(seen.values())
-

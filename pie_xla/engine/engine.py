@@ -8,10 +8,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from pie_xla.engine.api import EngineOptions, Event, LoadedModel, PassError
@@ -22,6 +22,7 @@ from pie_xla.engine.executables import ExecutableStore, ExecutableTable
 from pie_xla.engine.fusion import FusionService
 from pie_xla.engine.launcher import Flight, Launcher
 from pie_xla.engine.memory import plan_state
+from pie_xla.engine.packing import struct
 from pie_xla.engine.programs import ProgramEntry, ProgramTable
 from pie_xla.engine.records import Channel, Pass, Pipeline, WorkingSet
 from pie_xla.engine.state import SetState, StateLedger
@@ -46,7 +47,11 @@ class Engine:
     """
 
     def __init__(
-        self, model: LoadedModel, options: EngineOptions = EngineOptions(), store: Path | None = None, progress: Progress | None = None
+        self,
+        model: LoadedModel,
+        options: EngineOptions = EngineOptions(),
+        store: Path | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.model = model
         self.options = options
@@ -68,7 +73,9 @@ class Engine:
         self._programs = ProgramTable(self._shapes, self._buckets, self._table, options, self._wake)
         self._ledger = StateLedger(model.lowered.groups, self.plan.units, self.facts.page_size)
         self._words = WordFile(options.word_count)
-        self._launcher = Launcher(self._shapes, self._table, self._programs, model.params, structs[1], options.word_count)
+        self._launcher = Launcher(
+            self._shapes, self._table, self._programs, model.params, structs[1], options.word_count
+        )
         self._fusion = FusionService(model.recipe, self._store, self.plan.units, options, self.max_context, self._fused)
         self._core = Core(
             self._launcher,
@@ -173,7 +180,9 @@ class Engine:
             )
         if self.stateful and not self._ledger.fits(self._ledger.most(length), empty=True):
             held = self.plan.tokens
-            raise PieError(f"row {row} would be {length} tokens long; all state memory holds {held}", "raise [engine] kv_memory")
+            raise PieError(
+                f"row {row} would be {length} tokens long; all state memory holds {held}", "raise [engine] kv_memory"
+            )
 
     def program(self, program: Program) -> ProgramEntry:
         return self._programs.entry(program)
@@ -181,7 +190,9 @@ class Engine:
     def allocate_words(self, n: int) -> int | None:
         return self._words.allocate(n)
 
-    def close_client(self, client: Client, sets: list[WorkingSet], channels: list[Channel], tickets: list[Pass]) -> None:
+    def close_client(
+        self, client: Client, sets: list[WorkingSet], channels: list[Channel], tickets: list[Pass]
+    ) -> None:
         self._clients.pop(client.id, None)
         if self._failure is None:
             self.post(lambda door: door.close_client(client.id, sets, channels, tickets))
@@ -208,10 +219,9 @@ class Engine:
         """Wait until nothing is queued or in flight (for tests and shutdown)."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            done = threading.Event()
-            quiet: list[bool] = []
-            self.post(lambda door: (quiet.append(door.core.idle), done.set())[0])
-            if done.wait(timeout) and quiet[0] and not self._inbox:
+            answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+            self.post(lambda door, answers=answers: answers.put(door.core.idle))  # type: ignore[misc]
+            if answers.get(timeout=timeout) and not self._inbox:
                 return
             time.sleep(0.002)
         raise PieError(f"the engine is still busy after {timeout} s")
@@ -272,14 +282,19 @@ class Engine:
             words: list[np.ndarray] = []
             try:
                 for flight in flights:
-                    outcome.append((flight, np.asarray(flight.faults), [np.asarray(group.values) for group in flight.groups]))
+                    outcome.append(
+                        (flight, np.asarray(flight.faults), [np.asarray(group.values) for group in flight.groups])
+                    )
                 words = [np.asarray(peek.words) for peek in peeks]
             except Exception as failure:
                 error = failure
             now = time.monotonic()
             seconds = now - max(previous, begun)
             previous = now
-            self._inbox.append(lambda door, a=(flights, outcome, peeks, words, error, seconds, now): door.land(*a))
+            landed = partial(
+                _Door.land, landing=landing, outcome=outcome, words=words, error=error, seconds=seconds, now=now
+            )
+            self._inbox.append(landed)
             self._wake()
 
 
@@ -316,15 +331,15 @@ class _Door:
 
     def land(
         self,
-        flights: list[Flight],
+        landing: Landing,
         outcome: list[tuple[Flight, np.ndarray, list[np.ndarray]]],
-        peeks: list[Peek],
         words: list[np.ndarray],
         error: Exception | None,
         seconds: float,
         now: float,
     ) -> None:
         core = self.core
+        flights, peeks = landing
         core.flights -= bool(flights)
         if flights:
             core.step_seconds = seconds if not core.step_seconds else 0.8 * core.step_seconds + 0.2 * seconds
@@ -341,13 +356,12 @@ class _Door:
 def _structs(model: LoadedModel, units: dict[str, int]) -> tuple[Any, Any]:
     """(params, state) as ShapeDtypeStructs, with the shardings that the weights already have."""
     place = model.lowered.place
-    params = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding if place else None) for name, a in model.params.items()}
+    params = {name: struct(a.shape, a.dtype, a.sharding if place else None) for name, a in model.params.items()}
 
     def state(group: StateGroup) -> dict[str, Any]:
         leaves = group.arrays(units[group.name])
         return {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.struct.dtype, sharding=place(leaf) if place else None)
-            for name, leaf in leaves.items()
+            name: struct(leaf.shape, leaf.struct.dtype, place(leaf) if place else None) for name, leaf in leaves.items()
         }
 
     return params, {group.name: state(group) for group in model.lowered.groups}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 
 from pie_xla.engine.steps import Compilable
 from pie_xla.errors import PieError
@@ -60,7 +60,7 @@ class ExecutableStore:
                     f"the executable cache {root} can be written by others, and its files are machine code",
                     "make it yours alone: chmod 700, or choose another [cache] dir",
                 )
-        self._host = "|".join((jax.__version__, jaxlib.__version__, _device_identity()))
+        self._host = "|".join((jax.__version__, jaxlib.version.__version__, _device_identity()))
 
     def path(self, key: Key) -> Path | None:
         if self._root is None:
@@ -110,6 +110,10 @@ class ExecutableTable:
 
     def get(self, key: Key) -> Any | None:
         return self._ready.get(key)
+
+    def planned(self, key: Key) -> Any:
+        """An executable that whoever asks knows to be there."""
+        return self._ready[key]
 
     def keys(self) -> list[Key]:
         return list(self._ready)

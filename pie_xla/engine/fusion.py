@@ -98,7 +98,9 @@ class FusionService:
         )
         _, said = self._child.communicate(json.dumps(job).encode())
         if self._child.returncode != 0 and not self._closed:
-            self.failures.append(said.decode(errors="replace").strip().splitlines()[-1] if said else "the compile process died")
+            self.failures.append(
+                said.decode(errors="replace").strip().splitlines()[-1] if said else "the compile process died"
+            )
         return self._child.returncode == 0
 
 

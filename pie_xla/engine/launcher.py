@@ -89,7 +89,13 @@ class Launcher:
     """
 
     def __init__(
-        self, shapes: StepShapes, table: ExecutableTable, programs: ProgramTable, params: Mapping[str, Any], structs: Any, word_count: int
+        self,
+        shapes: StepShapes,
+        table: ExecutableTable,
+        programs: ProgramTable,
+        params: Mapping[str, Any],
+        structs: Any,
+        word_count: int,
     ) -> None:
         self._shapes = shapes
         self._table = table
@@ -136,7 +142,11 @@ class Launcher:
         step = self._table.build_on_step_path(self._programs.step_key(bucket), lambda: self._shapes.step(bucket))
         self.state, outputs, faults = step(self._params, self.state, self.words, block)
         faults.copy_to_host_async()
-        groups = [group for entry, members in _by_program(inputs) for group in self._launch_program(entry, members, bucket, outputs)]
+        groups = [
+            group
+            for entry, members in _by_program(inputs)
+            for group in self._launch_program(entry, members, bucket, outputs)
+        ]
         return Flight(bucket, len(rows), inputs, faults, groups, False)
 
     def _fusable(self, bucket: Bucket, inputs: list[ProgramInput]) -> ProgramEntry | None:
@@ -147,15 +157,21 @@ class Launcher:
         alone = all(p.item.entry is entry and p.positions == ((i,),) for i, p in enumerate(inputs))
         return entry if alone and bucket in entry.fused else None
 
-    def _launch_fused(self, entry: ProgramEntry, bucket: Bucket, rows: int, block: np.ndarray, inputs: list[ProgramInput]) -> Flight:
-        fused = self._table.get(self._programs.fused_key(entry.program, bucket))
+    def _launch_fused(
+        self, entry: ProgramEntry, bucket: Bucket, rows: int, block: np.ndarray, inputs: list[ProgramInput]
+    ) -> Flight:
+        fused = self._table.planned(self._programs.fused_key(entry.program, bucket))
         program_block, offsets = self._pack_program(entry, inputs, bucket.rows)
-        self.state, self.words, values, faults = fused(self._params, self.state, self.words, block, program_block, offsets)
+        self.state, self.words, values, faults = fused(
+            self._params, self.state, self.words, block, program_block, offsets
+        )
         values.copy_to_host_async()
         faults.copy_to_host_async()
         return Flight(bucket, rows, inputs, faults, [Group(entry, inputs, values)], True)
 
-    def _launch_program(self, entry: ProgramEntry, members: list[ProgramInput], bucket: Bucket, outputs: Any) -> list[Group]:
+    def _launch_program(
+        self, entry: ProgramEntry, members: list[ProgramInput], bucket: Bucket, outputs: Any
+    ) -> list[Group]:
         program = entry.program
         entry.uses += len(members)
         if not (program.results or program.channels):
@@ -167,14 +183,16 @@ class Launcher:
             if best != passes and best not in entry.sizes:
                 self._programs.wish(entry, best)
             part, members = members[:passes], members[passes:]
-            run = self._table.get(Key("program", program.key, str(passes)))
+            run = self._table.planned(Key("program", program.key, str(passes)))
             reads = [self._select(read, part, passes, bucket, outputs) for read in program.reads]
             block, offsets = self._pack_program(entry, part, passes)
             values = run(reads, self.words, block)
             values.copy_to_host_async()
             sizes = self._shapes.segments(program)
             if sizes:
-                commit = self._small(self._programs.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes))
+                commit = self._small(
+                    self._programs.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes)
+                )
                 self.words = commit(self.words, values, offsets)
             groups.append(Group(entry, part, values))
         return groups
@@ -197,7 +215,9 @@ class Launcher:
         key = self._programs.rows_key(read, bucket.readouts, passes)
         return self._small(key, lambda: self._shapes.rows(read, bucket.readouts, passes))(output, where)
 
-    def _pack_program(self, entry: ProgramEntry, part: list[ProgramInput], passes: int) -> tuple[np.ndarray, np.ndarray]:
+    def _pack_program(
+        self, entry: ProgramEntry, part: list[ProgramInput], passes: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         program = entry.program
         block, f = self._shapes.program_layout(program, passes).buffer()
         offsets = np.full((passes, len(self._shapes.segments(program))), -1, np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,15 +32,22 @@ class Layout:
     def buffer(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """A zeroed block and writable views of its fields."""
         block = np.zeros(self.size, np.int32)
-        return block, {name: block[at : at + math.prod(shape)].reshape(shape) for name, (at, shape) in self._fields.items()}
+        return block, {
+            name: block[at : at + math.prod(shape)].reshape(shape) for name, (at, shape) in self._fields.items()
+        }
 
     def unpack(self, block: jax.Array) -> dict[str, jax.Array]:
         """The fields of a traced block: static slices, which XLA folds away."""
         return {name: block[at : at + math.prod(shape)].reshape(shape) for name, (at, shape) in self._fields.items()}
 
     @property
-    def struct(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self.size,), jnp.int32)
+    def argument(self) -> jax.ShapeDtypeStruct:
+        return struct((self.size,), jnp.int32)
+
+
+def struct(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+    """An argument to compile for."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def words_of(value: np.ndarray, kind: TensorType) -> np.ndarray:
@@ -64,7 +72,7 @@ def value_of(words: np.ndarray, kind: TensorType) -> np.ndarray:
         case DType.U32:
             return words.view(np.uint32).reshape(kind.shape)
         case DType.BOOL:
-            return (words != 0).reshape(kind.shape)
+            return np.asarray(words != 0).reshape(kind.shape)
 
 
 def from_words(words: jax.Array, kind: TensorType) -> jax.Array:

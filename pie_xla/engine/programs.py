@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from pie_xla.engine.api import EngineOptions
 from pie_xla.engine.buckets import Bucket, Buckets
 from pie_xla.engine.executables import ExecutableTable, Key
 from pie_xla.engine.steps import StepShapes
 from pie_xla.errors import PieError
-from pie_xla.eta.types import Program, Read
+from pie_xla.eta.types import ChannelUse, Program, Read, TensorType
 
 WISHES_BEFORE_COMPILE = 2  # a size asked for once may never come again
 COMPILE_STACK = 64 << 20  # XLA's passes recurse deeper than a default thread allows
@@ -25,15 +27,17 @@ class NoProgram:
     key = "none"
     rows = 1
     reads: tuple[Read, ...] = ()
-    params = ()
-    channels = ()
-    results = ()
+    params: tuple[TensorType, ...] = ()
+    channels: tuple[ChannelUse, ...] = ()
+    results: tuple[TensorType, ...] = ()
     scalar_result = False
     cost = 0
     memory = 0
     source = ""
 
-    def apply(self, reads, params, cells, key, ordinal):  # type: ignore[no-untyped-def]
+    def apply(
+        self, reads: Sequence[Any], params: Sequence[Any], cells: Sequence[Any], key: Any, ordinal: Any
+    ) -> tuple[list[Any], list[Any]]:
         return [], []
 
 
@@ -60,7 +64,12 @@ class ProgramTable:
     """key -> entry, with a compile thread. `changed` is called from that thread whenever something became ready."""
 
     def __init__(
-        self, shapes: StepShapes, buckets: Buckets, table: ExecutableTable, options: EngineOptions, changed: Callable[[], None]
+        self,
+        shapes: StepShapes,
+        buckets: Buckets,
+        table: ExecutableTable,
+        options: EngineOptions,
+        changed: Callable[[], None],
     ) -> None:
         self._shapes = shapes
         self._buckets = buckets
@@ -135,7 +144,9 @@ class ProgramTable:
         """All executables that launching `passes` passes of the program takes besides the step."""
         program = entry.program
         if program.results or program.channels or program.reads:
-            found = self._table.build(Key("program", program.key, str(passes)), lambda: self._shapes.program(program, passes))
+            found = self._table.build(
+                Key("program", program.key, str(passes)), lambda: self._shapes.program(program, passes)
+            )
             used = found.memory_analysis().temp_size_in_bytes
             if used > self._options.max_program_bytes:
                 self._table.forget(program.key)
@@ -152,7 +163,7 @@ class ProgramTable:
             return
         for read in program.reads:
             key = self.rows_key(read, bucket.readouts, passes)
-            self._table.build(key, lambda r=read: self._shapes.rows(r, bucket.readouts, passes))
+            self._table.build(key, partial(self._shapes.rows, read, bucket.readouts, passes))
 
     def wish_step(self, bucket: Bucket) -> None:
         """Compile a step bucket in the background."""

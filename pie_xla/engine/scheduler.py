@@ -99,7 +99,10 @@ def schedule(view: View, buckets: Buckets) -> Plan:
     queue = sorted(view.passes, key=lambda p: (p.served, p.order))
     short = [p for p in queue if all(row.remaining == 1 for row in p.rows)]
     long = [p for p in queue if any(row.remaining > 1 for row in p.rows)]
-    for launch in (_short_launch(short, view, buckets, budget, wishes), _long_launch(long, view, buckets, budget, wishes)):
+    for launch in (
+        _short_launch(short, view, buckets, budget, wishes),
+        _long_launch(long, view, buckets, budget, wishes),
+    ):
         if launch is not None:
             launches.append(launch)
     return Plan(tuple(launches), tuple(dict.fromkeys(wishes)), tuple(budget.starved))
@@ -138,7 +141,9 @@ def _choose(view: View, fitting: list[Bucket], wishes: list[Bucket]) -> Bucket |
     return next((b for b in fitting if b in view.ready), None)
 
 
-def _short_launch(queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]) -> Launch | None:
+def _short_launch(
+    queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]
+) -> Launch | None:
     if not queue:
         return None
     limit = buckets.decode[-1].rows
@@ -167,7 +172,9 @@ def _short_launch(queue: list[PassView], view: View, buckets: Buckets, budget: _
     return Launch(smaller[0] if smaller else bucket, items)
 
 
-def _long_launch(queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]) -> Launch | None:
+def _long_launch(
+    queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]
+) -> Launch | None:
     for head in queue:
         longest = max(row.remaining for row in head.rows)
         fitting = buckets.fitting(len(head.rows), max(longest, 2), head.readouts)
@@ -181,7 +188,13 @@ def _long_launch(queue: list[PassView], view: View, buckets: Buckets, budget: _M
 
 
 def _final_launch(
-    head: PassView, longest: int, queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]
+    head: PassView,
+    longest: int,
+    queue: list[PassView],
+    view: View,
+    buckets: Buckets,
+    budget: _Memory,
+    wishes: list[Bucket],
 ) -> Launch | None:
     """The head whole, and with it others that fit beside it in a bucket of more rows."""
     chosen, rows, readouts = [head], len(head.rows), head.readouts

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pie_xla.engine.buckets import Bucket
-from pie_xla.engine.packing import Layout, from_words, to_words
+from pie_xla.engine.packing import Layout, from_words, struct, to_words
 from pie_xla.eta.types import Program, Read
 from poem.spec import Batch, StateKind
 
@@ -41,13 +41,15 @@ class StepShapes:
         structs: (params, state) as trees of ShapeDtypeStruct, with shardings where there is a mesh.
     """
 
-    def __init__(self, lowered: Any, units: Mapping[str, int], word_count: int, max_context: int, structs: tuple[Any, Any]) -> None:
+    def __init__(
+        self, lowered: Any, units: Mapping[str, int], word_count: int, max_context: int, structs: tuple[Any, Any]
+    ) -> None:
         self._lowered = lowered
         self._facts = lowered.facts
         self._paged = tuple(g.name for g in lowered.groups if g.kind is StateKind.PAGED)
         self._groups = {g.name: g for g in lowered.groups}
         self._params, self._state = structs
-        self._words = jax.ShapeDtypeStruct((word_count,), jnp.uint32)
+        self._words = struct((word_count,), jnp.uint32)
         self.table_width = -(-max_context // lowered.facts.page_size)
         self.units = dict(units)
 
@@ -67,7 +69,9 @@ class StepShapes:
         fields |= {f"pages.{name}": (b, self.table_width) for name in self._paged}
         return Layout(fields)
 
-    def _run_step(self, bucket: Bucket, params: Any, state: Any, words: jax.Array, block: jax.Array) -> tuple[Any, Any, jax.Array]:
+    def _run_step(
+        self, bucket: Bucket, params: Any, state: Any, words: jax.Array, block: jax.Array
+    ) -> tuple[Any, Any, jax.Array]:
         """-> state, outputs {name: [R, ...]}, faults bool[B + R]: a bad token per row, a non-finite output per readout."""
         f = self.step_layout(bucket).unpack(block)
         carried = jax.lax.bitcast_convert_type(words[jnp.maximum(f["source"], 0)], jnp.int32)
@@ -94,12 +98,12 @@ class StepShapes:
         def fn(params: Any, state: Any, words: jax.Array, block: jax.Array) -> Any:
             return self._run_step(bucket, params, state, words, block)
 
-        return Compilable(fn, (self._params, self._state, self._words, self.step_layout(bucket).struct), (1,))
+        return Compilable(fn, (self._params, self._state, self._words, self.step_layout(bucket).argument), (1,))
 
     # -- programs ------------------------------------------------------------------------------------------------
 
     def read_struct(self, read: Read, passes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((passes, *read.shape), read.dtype.numpy)
+        return struct((passes, *read.shape), read.dtype.numpy)
 
     def positions_of(self, read: Read) -> int | None:
         """How many readout positions a read spans; None for one position without that axis."""
@@ -115,7 +119,7 @@ class StepShapes:
         def fn(output: jax.Array, where: jax.Array) -> jax.Array:
             return output[where].astype(read.dtype.numpy)
 
-        return Compilable(fn, (jax.ShapeDtypeStruct((readouts, *suffix), jnp.dtype(dtype)), jax.ShapeDtypeStruct(index, jnp.int32)), ())
+        return Compilable(fn, (struct((readouts, *suffix), jnp.dtype(dtype)), struct(index, jnp.int32)), ())
 
     @staticmethod
     def program_layout(program: Program, passes: int) -> Layout:
@@ -125,7 +129,9 @@ class StepShapes:
         return Layout(fields)
 
     @staticmethod
-    def _run_program(program: Program, passes: int, reads: Sequence[jax.Array], words: jax.Array, block: jax.Array) -> jax.Array:
+    def _run_program(
+        program: Program, passes: int, reads: Sequence[jax.Array], words: jax.Array, block: jax.Array
+    ) -> jax.Array:
         """-> u32[P, O]: results, then puts, as words."""
         f = StepShapes.program_layout(program, passes).unpack(block)
         key = jax.lax.bitcast_convert_type(f["key"], jnp.uint32)
@@ -155,7 +161,7 @@ class StepShapes:
             return self._run_program(program, passes, reads, words, block)
 
         reads = [self.read_struct(read, passes) for read in program.reads]
-        return Compilable(fn, (reads, self._words, self.program_layout(program, passes).struct), ())
+        return Compilable(fn, (reads, self._words, self.program_layout(program, passes).argument), ())
 
     @staticmethod
     def segments(program: Program) -> tuple[int, ...]:
@@ -174,8 +180,8 @@ class StepShapes:
         def fn(words: jax.Array, values: jax.Array, offsets: jax.Array) -> jax.Array:
             return self._run_commit(sizes, words, values, offsets)
 
-        values = jax.ShapeDtypeStruct((passes, sum(sizes)), jnp.uint32)
-        return Compilable(fn, (self._words, values, jax.ShapeDtypeStruct((passes, len(sizes)), jnp.int32)), (0,))
+        values = struct((passes, sum(sizes)), jnp.uint32)
+        return Compilable(fn, (self._words, values, struct((passes, len(sizes)), jnp.int32)), (0,))
 
     # -- the fused chain -----------------------------------------------------------------------------------------
 
@@ -184,19 +190,21 @@ class StepShapes:
         passes = bucket.rows
         sizes = self.segments(program)
 
-        def fn(params: Any, state: Any, words: jax.Array, block: jax.Array, program_block: jax.Array, offsets: jax.Array) -> Any:
+        def fn(
+            params: Any, state: Any, words: jax.Array, block: jax.Array, program_block: jax.Array, offsets: jax.Array
+        ) -> Any:
             state, outputs, faults = self._run_step(bucket, params, state, words, block)
             reads = [outputs[r.name].reshape(passes, *r.shape).astype(r.dtype.numpy) for r in program.reads]
             values = self._run_program(program, passes, reads, words, program_block)
             return state, self._run_commit(sizes, words, values, offsets), values, faults
 
-        offsets = jax.ShapeDtypeStruct((passes, len(sizes)), jnp.int32)
+        offsets = struct((passes, len(sizes)), jnp.int32)
         args = (
             self._params,
             self._state,
             self._words,
-            self.step_layout(bucket).struct,
-            self.program_layout(program, passes).struct,
+            self.step_layout(bucket).argument,
+            self.program_layout(program, passes).argument,
             offsets,
         )
         return Compilable(fn, args, (1, 2))
@@ -210,7 +218,7 @@ class StepShapes:
             at = jnp.where(at < 0, words.shape[0], at)
             return words.at[at].set(jax.lax.bitcast_convert_type(values, jnp.uint32), mode="drop")
 
-        span = jax.ShapeDtypeStruct((count,), jnp.int32)
+        span = struct((count,), jnp.int32)
         return Compilable(fn, (self._words, span, span), (0,))
 
     def peek(self, count: int) -> Compilable:
@@ -219,7 +227,7 @@ class StepShapes:
         def fn(words: jax.Array, at: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice(words, (at,), (count,))
 
-        return Compilable(fn, (self._words, jax.ShapeDtypeStruct((), jnp.int32)), ())
+        return Compilable(fn, (self._words, struct((), jnp.int32)), ())
 
     def copy(self, group: str, count: int) -> Compilable:
         """(pool arrays, source i32[n], target i32[n]) -> pool arrays; pads copy the dummy onto itself."""
@@ -227,7 +235,7 @@ class StepShapes:
         def fn(pool: Any, source: jax.Array, target: jax.Array) -> Any:
             return self._groups[group].copy_units(pool, source, target)
 
-        span = jax.ShapeDtypeStruct((count,), jnp.int32)
+        span = struct((count,), jnp.int32)
         return Compilable(fn, (self._state[group], span, span), (0,))
 
 

@@ -37,6 +37,8 @@ class WordFile:
         with self._lock:
             self._free[n].append(offset)
             self.used -= n
-            if self.used == 0:  # everything is back: forget the size classes, so a new mix of sizes finds the whole file
+            if (
+                self.used == 0
+            ):  # everything is back: forget the size classes, so a new mix of sizes finds the whole file
                 self._next = 1
                 self._free.clear()

@@ -52,6 +52,7 @@ class EtaProgram:
     cost: int
     memory: int
     source: str
+    text: str  # the canonical document, without lines: another process rebuilds the program from it
     nodes: tuple[Node, ...]
     out: tuple[int, ...]
 
@@ -154,6 +155,7 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
         cost=cost,
         memory=memory,
         source=source,
+        text=canonical({"body": body}),
         nodes=nodes,
         out=out,
     )

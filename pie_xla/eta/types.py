@@ -86,16 +86,44 @@ class ChannelUse:
 class Program(Protocol):
     """A traced program; `EtaProgram` and `NativeProgram` implement it."""
 
-    key: str  # identity: equal programs share executables; no seed, no parameter value, no source line
-    rows: int  # rows of the pass it was traced for
-    reads: tuple[Read, ...]
-    params: tuple[TensorType, ...]  # values sent with every submit, in this order
-    channels: tuple[ChannelUse, ...]  # in order of first use
-    results: tuple[TensorType, ...]
-    scalar_result: bool  # True: the author's function returned one tensor, False: a tuple
-    cost: int  # static upper bound of one pass, element operations
-    memory: int  # static upper bound of live intermediate bytes of one pass
-    source: str  # "main.py:14", for errors
+    @property
+    def key(self) -> str:
+        """Identity: equal programs share executables; no seed, no parameter value, no source line."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass it was traced for."""
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Model outputs it uses."""
+
+    @property
+    def params(self) -> tuple[TensorType, ...]:
+        """Values sent with every submit, in this order."""
+
+    @property
+    def channels(self) -> tuple[ChannelUse, ...]:
+        """In order of first use."""
+
+    @property
+    def results(self) -> tuple[TensorType, ...]: ...
+
+    @property
+    def scalar_result(self) -> bool:
+        """True: the author's function returned one tensor; False: a tuple."""
+
+    @property
+    def cost(self) -> int:
+        """Static upper bound of one pass, element operations."""
+
+    @property
+    def memory(self) -> int:
+        """Static upper bound of live intermediate bytes of one pass."""
+
+    @property
+    def source(self) -> str:
+        """`main.py:14`, for errors."""
 
     def apply(
         self,

@@ -71,7 +71,9 @@ def test_tokens_carried_by_channel(account, model):
     program = Greedy(feedback=True)
     tickets = [client.submit(pipe, PassRequest((Row(ws, tuple(PROMPT)),), program=program, channels=(channel,)))]
     for _ in range(9):
-        tickets.append(client.submit(pipe, PassRequest((Row(ws, FromChannel(channel)),), program=program, channels=(channel,))))
+        tickets.append(
+            client.submit(pipe, PassRequest((Row(ws, FromChannel(channel)),), program=program, channels=(channel,)))
+        )
     got = [int(listener.wait(t)[0]) for t in tickets]
     expected = reference_greedy(model.lowered, model.params, PROMPT, 10)
     assert got == expected

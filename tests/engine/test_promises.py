@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import CONFIG, OPTIONS, V, Greedy, Listener, engine, load, reference_greedy
+from tiny import CONFIG, OPTIONS, Greedy, Listener, V, engine, load, reference_greedy
 
 from pie_xla.engine.api import FromTicket, PassError, PassRequest, Recipe, Row
 from pie_xla.engine.engine import Engine
@@ -95,7 +95,9 @@ def test_a_client_closed_in_flight_gives_everything_back(model):
             _, _, tickets = chain(neighbour, PROMPT, 5, Greedy())
             listener.wait(tickets[1])
             victim.close()
-            assert [int(listener.wait(t)[0]) for t in tickets] == reference_greedy(model.lowered, model.params, PROMPT, 5)
+            assert [int(listener.wait(t)[0]) for t in tickets] == reference_greedy(
+                model.lowered, model.params, PROMPT, 5
+            )
             neighbour.close()
         served.settle()
         for free, used, total in served.stats()["memory"].values():
@@ -210,7 +212,11 @@ def test_strict_is_bit_equal_alone_and_in_company(model):
         ws, pipe = clients[0].new_set(), clients[0].new_pipeline()
         out = []
         for token in PROMPT:
-            out.append(listener.wait(clients[0].submit(pipe, PassRequest((Row(ws, (token,)),), program=Logits(key="logits"))))[0])
+            out.append(
+                listener.wait(clients[0].submit(pipe, PassRequest((Row(ws, (token,)),), program=Logits(key="logits"))))[
+                    0
+                ]
+            )
         for c in clients:
             c.close()
         served.settle()
@@ -224,17 +230,12 @@ def test_strict_is_bit_equal_alone_and_in_company(model):
 
 @pytest.mark.slow
 def test_a_hot_program_is_fused_by_another_process_and_its_tokens_stay(model, tmp_path: Path):
-    eta = pytest.importorskip("pie_xla.eta.program")
-    text = next(Path(__file__).parents[1].joinpath("eta", "golden").glob("greedy*.json")).read_text()
-    del eta, text
     recipe = Recipe(CONFIG, "xla", "float32", 4, "unrolled")
     hot = dataclasses.replace(OPTIONS, fuse_after=3)
     served = Engine(dataclasses.replace(model, recipe=recipe), hot, store=tmp_path / "store")
     served.start(warm=((1, 1), (1, 16)))
     try:
-        from eta_programs import greedy_program
-
-        program = greedy_program(V)
+        program = EtaProgram.from_json(json.dumps(GREEDY_DOCUMENT))
         listener = Listener()
         client = served.client("a", listener)
         expected = reference_greedy(model.lowered, model.params, PROMPT, 12)

@@ -20,11 +20,11 @@ def one(id: int, *rows: RowView, served: int = 0, readouts: int | None = None) -
     return PassView(id, id, served, rows, len(rows) if readouts is None else readouts)
 
 
-def plan(*passes: PassView, ready: frozenset[Bucket] = ALL, free: int = 1000):  # noqa: ANN201
+def plan(*passes: PassView, ready: frozenset[Bucket] = ALL, free: int = 1000):
     return schedule(View(passes, ready, {"full": free}, PAGE), BUCKETS)
 
 
-def shape(launch) -> tuple[int, int]:  # noqa: ANN001
+def shape(launch) -> tuple[int, int]:
     return launch.bucket.rows, launch.bucket.tokens
 
 

@@ -67,7 +67,12 @@ def test_slots_are_replaced_not_overwritten():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["new", "append", "fork", "truncate", "drop", "slide"]), st.integers(0, 99)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["new", "append", "fork", "truncate", "drop", "slide"]), st.integers(0, 99)),
+        max_size=60,
+    )
+)
 def test_free_plus_used_is_total_whatever_happens(steps: list[tuple[str, int]]):
     books = ledger()
     live = [books.new()]

@@ -35,7 +35,12 @@ CONFIG = {
     "hidden_act": "silu",
 }
 OPTIONS = EngineOptions(
-    state_bytes=1 << 20, decode_rows=(1, 2, 4, 8), prefill=((1, 16), (4, 8)), word_count=1 << 12, fuse_after=0, gather_seconds=0.0
+    state_bytes=1 << 20,
+    decode_rows=(1, 2, 4, 8),
+    prefill=((1, 16), (4, 8)),
+    word_count=1 << 12,
+    fuse_after=0,
+    gather_seconds=0.0,
 )
 
 
@@ -66,8 +71,13 @@ def reference_greedy(lowered: LoweredModel, params: Any, prompt: list[int], n: i
     """Greedy decoding with the bare step over the whole text at once: no engine, no cache, no batch."""
     size = lowered.facts.page_size
     pages = WIDTH // size
-    state = {g.name: {k: jnp.zeros(leaf.shape, leaf.struct.dtype) for k, leaf in g.arrays(pages + 1).items()} for g in lowered.groups}
-    table = {g.name: jnp.arange(1, pages + 1, dtype=jnp.int32)[None] for g in lowered.groups if g.kind is StateKind.PAGED}
+    state = {
+        g.name: {k: jnp.zeros(leaf.shape, leaf.struct.dtype) for k, leaf in g.arrays(pages + 1).items()}
+        for g in lowered.groups
+    }
+    table = {
+        g.name: jnp.arange(1, pages + 1, dtype=jnp.int32)[None] for g in lowered.groups if g.kind is StateKind.PAGED
+    }
     tokens = list(prompt)
     for _ in range(n):
         count = len(tokens)
@@ -102,7 +112,9 @@ class Greedy:
         self.reads = (Read(self.row, "logits", (self.vocab,), DType.F32),)
         self.params: tuple[TensorType, ...] = ()
         self.results = (TensorType(DType.I32, ()),)
-        self.channels = (ChannelUse(TensorType(DType.I32, ()), take=False, read=False, put=True),) if self.feedback else ()
+        self.channels = (
+            (ChannelUse(TensorType(DType.I32, ()), take=False, read=False, put=True),) if self.feedback else ()
+        )
 
     def apply(self, reads: Any, params: Any, cells: Any, key: Any, ordinal: Any) -> Any:
         token = jnp.argmax(reads[0]).astype(jnp.int32)
