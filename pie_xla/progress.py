@@ -15,7 +15,7 @@ class Progress(Protocol):
     """A listener for long work; the CLI draws it on stderr."""
 
     def task(self, name: str, total: float | None = None) -> AbstractContextManager[Task]:
-        """Return a context manager that yields a `Task`; `total` is in the task's own unit (bytes, tensors, executables)."""
+        """Begin a task; `total` is in the task's own unit (bytes, tensors, executables)."""
 
     def note(self, text: str) -> None:
         """Say one line."""
@@ -33,3 +33,6 @@ class Silent:
 
     def note(self, text: str) -> None:
         return None
+
+
+SILENT: Progress = Silent()

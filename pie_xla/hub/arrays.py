@@ -1,7 +1,8 @@
 """The weights on disk: an Orbax PyTree checkpoint (zarr3, uncompressed), written and read one array at a time.
 
-Orbax's own save holds the whole tree twice and its import costs over a second, so the files are made through tensorstore
-in Orbax's layout; `orbax.checkpoint.PyTreeCheckpointer().restore(directory)` reads them.
+Orbax's own save holds the whole tree twice and its import costs over a second, so the files are made through
+tensorstore in Orbax's layout: `PyTreeCheckpointer().restore(directory)` gives NumPy arrays, `StandardCheckpointer` with
+shardings gives JAX's.
 """
 
 from __future__ import annotations
@@ -37,18 +38,23 @@ class ArrayWriter:
         store = ts.open(_spec(self._directory / path, value.shape, value.dtype.name), create=True).result()
         store.write(value).result()
         self._shapes[path] = value.shape
-        return hashlib.sha256(value.reshape(-1).view(np.uint8)).hexdigest()
+        return hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
 
     def finish(self) -> None:
         """Write Orbax's tree metadata; without it the directory is no checkpoint."""
         tree = {
             str((path,)): {
                 "key_metadata": [{"key": path, "key_type": 2}],
-                "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": list(shape)},
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False, "write_shape": list(shape)},
             }
             for path, shape in self._shapes.items()
         }
-        metadata = {"tree_metadata": tree, "use_ocdbt": False, "use_zarr3": True, "store_array_data_equal_to_fill_value": True}
+        metadata = {
+            "tree_metadata": tree,
+            "use_ocdbt": False,
+            "use_zarr3": True,
+            "store_array_data_equal_to_fill_value": True,
+        }
         (self._directory / "_METADATA").write_text(json.dumps(metadata | {"custom_metadata": None}), encoding="utf-8")
 
 

@@ -27,7 +27,10 @@ class Chat:
         self._entry, self._tokenizer = entry, tokenizer
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
     ) -> str:
         """The conversation as text, equal to transformers' `apply_chat_template(..., tokenize=False)`.
 
@@ -41,10 +44,7 @@ class Chat:
                 f"model {self._entry.name!r} has no chat template: it is a base model",
                 "give it plain text with model.encode, or import an instruction-tuned model",
             )
-        for number, message in enumerate(messages):
-            _check(number, message)
-        if not messages:
-            raise UsageError("the conversation is empty", "give at least one message")
+        _check(messages, tools)
         return render_chat(
             template,
             messages,
@@ -54,7 +54,10 @@ class Chat:
         )
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
     ) -> list[int]:
         """Token ids of the conversation.
 
@@ -62,8 +65,11 @@ class Chat:
         broken by a private character before rendering, so whatever the template then does, only the control tokens that
         the template wrote itself are whole.
         """
+        _check(messages, tools)
         mark = _unused_character(messages, tools)
-        marked_tools = None if tools is None else [self._marked(tool, mark, self._tokenizer.control_pattern) for tool in tools]
+        marked_tools = (
+            None if tools is None else [self._marked(tool, mark, self._tokenizer.control_pattern) for tool in tools]
+        )
         text = self.render([self._marked_message(m, mark) for m in messages], marked_tools, add_generation_prompt)
         if mark not in text:
             return self._tokenizer.encode(text, specials=True)
@@ -92,7 +98,9 @@ class Chat:
                 # "<|im_" here and "end|>" in the next part would meet in the rendered text
                 return broken + mark if self._starts_control(broken) else broken
             case Mapping():
-                return {self._marked(key, mark, pattern): self._marked(item, mark, pattern) for key, item in value.items()}
+                return {
+                    self._marked(key, mark, pattern): self._marked(item, mark, pattern) for key, item in value.items()
+                }
             case list() | tuple():
                 return [self._marked(item, mark, pattern) for item in value]
             case _:
@@ -120,13 +128,24 @@ class Chat:
         return pieces
 
 
-def _check(number: int, message: Any) -> None:
-    if not isinstance(message, Mapping):
-        raise UsageError(f"message {number} is a {type(message).__name__}, not an object with role and content")
-    role = message.get("role")
-    # Templates paste the role between control characters ('<|' + role + '|>'): it must be a bare word.
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise UsageError(f"message {number} has the role {role!r}", "a role is a word: system, user, assistant, tool")
+def _check(messages: Any, tools: Any) -> None:
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise UsageError(
+            "the conversation is empty" if messages == [] else "messages are not a list", "give at least one message"
+        )
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise UsageError(f"message {number} is a {type(message).__name__}, not an object with role and content")
+        role = message.get("role")
+        # Templates paste the role between control characters ('<|' + role + '|>'): it must be a bare word.
+        if not isinstance(role, str) or not _ROLE.fullmatch(role):
+            raise UsageError(
+                f"message {number} has the role {role!r}", "a role is a word: system, user, assistant, tool"
+            )
+    if tools is not None and not (
+        isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)
+    ):
+        raise UsageError("tools are not a list of JSON schemas")
 
 
 def _unused_character(*values: Any) -> str:

@@ -36,7 +36,8 @@ def naming_full_disk(path: Path, doing: str) -> Iterator[None]:
         if not _is_full(error):
             raise
         raise PieError(
-            f"the disk is full: {doing} stopped at {path}", "nothing half-done is kept in the store; free some space and run it again"
+            f"the disk is full: {doing} stopped at {path}",
+            "nothing half-done is kept in the store; free some space and run it again",
         ) from error
 
 

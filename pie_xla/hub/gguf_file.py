@@ -69,7 +69,9 @@ class _Cursor:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise PieError(f"{self.path}: {self.reading} has the unknown value type {kind}; the file is damaged or newer than this reader")
+            raise PieError(
+                f"{self.path}: {self.reading} has the unknown value type {kind}: damaged, or newer than this reader"
+            )
         item, count = self.scalar("I"), self.scalar("Q")
         if code := _SCALARS.get(item):
             size = struct.calcsize("<" + code)
@@ -99,12 +101,18 @@ class GgufFile:
         cursor = _Cursor(path, self._data)
         magic = self._data[:4].tobytes()
         if magic != b"GGUF":
-            raise PieError(f"{path} is not a GGUF file: it starts with {magic!r} instead of b'GGUF'", "download or copy the file again")
+            raise PieError(
+                f"{path} is not a GGUF file: it starts with {magic!r} instead of b'GGUF'",
+                "download or copy the file again",
+            )
         cursor.take(4)
         version = cursor.scalar("I")
         if version not in (2, 3):
             big = int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3)
-            raise PieError(f"{path} has GGUF version {version}{' (big endian)' if big else ''}; this reader knows little-endian versions 2 and 3")
+            raise PieError(
+                f"{path} has GGUF version {version}{' (big endian)' if big else ''}",
+                "this reader knows little-endian versions 2 and 3",
+            )
         count, keys = cursor.scalar("Q"), cursor.scalar("Q")
         self.metadata: dict[str, Any] = {}
         for index in range(keys):
@@ -137,11 +145,14 @@ class GgufFile:
             except (ValueError, KeyError):
                 raise PieError(f"{self.path}: tensor {name} has the unknown quantization type {kind}") from None
             if not shape or shape[-1] % block:
-                raise PieError(f"{self.path}: tensor {name} of shape {list(shape)} does not divide into blocks of {block}; the file is damaged")
+                raise PieError(
+                    f"{self.path}: tensor {name} of shape {list(shape)} is no whole number of blocks of {block}"
+                )
             tensor = GgufTensor(name, shape, kind, start + offset, math.prod(shape) // block * block_bytes)
             if tensor.offset + tensor.nbytes > len(self._data):
                 raise PieError(
-                    f"{self.path} is truncated: tensor {name} needs bytes up to {tensor.offset + tensor.nbytes}, the file has {len(self._data)}",
+                    f"{self.path} is truncated: tensor {name} ends at byte {tensor.offset + tensor.nbytes}, "
+                    f"the file at {len(self._data)}",
                     "download or copy the file again",
                 )
             if name in tensors:
@@ -168,7 +179,9 @@ class GgufFile:
             try:
                 out[row : row + step] = self._dequantize(kind, block, dequantize)
             except NotImplementedError:
-                raise PieError(f"{self.path}: tensor {name} is quantized as {kind.name}, which cannot be dequantized here") from None
+                raise PieError(
+                    f"{self.path}: tensor {name} is quantized as {kind.name}, which cannot be dequantized here"
+                ) from None
         return out.reshape(tensor.shape)
 
     @staticmethod

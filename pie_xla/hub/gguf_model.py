@@ -1,4 +1,4 @@
-"""A .gguf file as a Hugging Face checkpoint: config.json, tensor names, and the changes llama.cpp's converter makes undone.
+"""A .gguf file as a Hugging Face checkpoint: config, tensor names, and llama.cpp's changes to the weights undone.
 
 Converter: https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py
 """
@@ -15,7 +15,12 @@ import numpy as np
 from pie_xla.errors import PieError
 from pie_xla.hub.gguf_file import GgufFile
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}  # GGUF architecture -> model_type
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3": "gemma3_text",
+}  # GGUF architecture -> model_type
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -97,14 +102,19 @@ class GgufCheckpoint:
         full = f"{self.architecture}.{key}"
         value = self._file.metadata.get(full, default)
         if value is None and required:
-            raise PieError(f"{self.path}: metadata key {full} is missing", "the file is damaged or was written by an unusual converter")
+            raise PieError(
+                f"{self.path}: metadata key {full} is missing",
+                "the file is damaged or was written by an unusual converter",
+            )
         # float32 metadata: 9.999999974752427e-07 was written as 1e-06
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
     def _config(self) -> dict[str, Any]:
         heads, width = self._get("attention.head_count"), self._get("embedding_length")
         if not isinstance(heads, int):
-            raise PieError(f"{self.path}: {self.architecture}.attention.head_count differs by layer, which is not supported")
+            raise PieError(
+                f"{self.path}: {self.architecture}.attention.head_count differs by layer, which is not supported"
+            )
         config: dict[str, Any] = {
             "model_type": MODEL_TYPES[self.architecture],
             "vocab_size": self._vocab(),
@@ -133,7 +143,9 @@ class GgufCheckpoint:
     def _vocab(self) -> int:
         embedding = self._file.tensors.get("token_embd.weight")
         if embedding is None:
-            raise PieError(f"{self.path}: tensor token_embd.weight is missing", "the file holds no language model, or is damaged")
+            raise PieError(
+                f"{self.path}: tensor token_embd.weight is missing", "the file holds no language model, or is damaged"
+            )
         return embedding.shape[0]
 
     def _rope_scaling(self) -> dict[str, Any]:

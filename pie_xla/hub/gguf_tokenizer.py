@@ -18,10 +18,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# pre-tokenizer name -> (individual digits, split pattern or None for GPT-2's own, NFC, a token found whole skips the merges)
+_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
+# pre-tokenizer -> (individual digits, split pattern or None for GPT-2's own, NFC, a token found whole skips the merges)
 _BYTE_LEVEL = {
     "gpt-2": (False, None, False, False),
     "smollm": (True, None, False, False),
@@ -29,7 +27,9 @@ _BYTE_LEVEL = {
     "llama-bpe": (False, _LLAMA3, False, True),
 }
 # Gemma's converter calls all 6249 <unusedN> and <mask> control tokens; upstream's tokenizer.json calls these special.
-_GEMMA_SPECIAL = re.compile(r"<(pad|eos|bos|unk|start_of_turn|end_of_turn|start_of_image|end_of_image|image_soft_token)>")
+_GEMMA_SPECIAL = re.compile(
+    r"<(pad|eos|bos|unk|start_of_turn|end_of_turn|start_of_image|end_of_image|image_soft_token)>"
+)
 
 
 def tokenizer_json(metadata: Mapping[str, Any], path: Path) -> str:
@@ -40,7 +40,10 @@ def tokenizer_json(metadata: Mapping[str, Any], path: Path) -> str:
     """
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not tokens or not types or len(tokens) != len(types):
-        raise PieError(f"{path} holds no complete tokenizer (tokenizer.ggml.tokens and token_type)", "import the model's checkpoint directory")
+        raise PieError(
+            f"{path} holds no complete tokenizer (tokenizer.ggml.tokens and token_type)",
+            "import the model's checkpoint directory",
+        )
     match metadata.get("tokenizer.ggml.model"):
         case "gpt2":
             return _byte_level(metadata, tokens, types, path)
@@ -48,7 +51,7 @@ def tokenizer_json(metadata: Mapping[str, Any], path: Path) -> str:
             return _gemma(metadata, tokens, types, path)
         case kind:
             raise PieError(
-                f"{path}: tokenizer kind {kind!r} of architecture {metadata.get('general.architecture')!r} cannot be rebuilt",
+                f"{path}: a tokenizer of kind {kind!r} for {metadata.get('general.architecture')!r} cannot be rebuilt",
                 "import the model's checkpoint directory, which has a tokenizer.json",
             )
 
@@ -67,12 +70,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     if not merges or any(len(merge) != 2 for merge in merges):
         raise PieError(f"{path}: tokenizer.ggml.merges is missing or damaged")
     added = [index for index, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)]
-    # Padding tokens ([PAD151936]) are no text, and added tokens come after the vocabulary so that merges cannot make them.
-    vocab = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_NORMAL, _BYTE)}
+    # Padding tokens ([PAD151936]) are no text; added tokens stay outside of the vocabulary, as upstream has them.
+    vocab = {
+        token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_NORMAL, _BYTE)
+    }
     if name in ("gpt-2", "smollm"):
         vocab |= {tokens[index]: index for index in added}  # upstream keeps them in the model's vocabulary as well
     try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False, ignore_merges=whole))
+        tokenizer = Tokenizer(
+            models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False, ignore_merges=whole)
+        )
     except Exception as error:  # the binding raises bare Exception
         raise PieError(f"{path}: the tokenizer's vocabulary and merges do not fit together: {error}") from error
     if nfc:
@@ -96,7 +103,13 @@ def _gemma(metadata: Mapping[str, Any], tokens: list[str], types: list[int], pat
     tokens = [token.replace(" ", "▁") if token.strip(" ") == "" else token for token in tokens]
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=merges_from_scores(tokens, types, scores), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(
+            vocab=vocab,
+            merges=merges_from_scores(tokens, types, scores),
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
     )
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False)
@@ -138,5 +151,7 @@ def _with_added(tokenizer: Any, added: list[tuple[int, str, bool]], path: Path) 
         raise PieError(f"{path}: a token stands in the vocabulary twice; the file is damaged")
     data = json.loads(tokenizer.to_str())
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    data["added_tokens"] = [{"id": index, "content": content, **flags, "special": special} for index, content, special in added]
+    data["added_tokens"] = [
+        {"id": index, "content": content, **flags, "special": special} for index, content, special in added
+    ]
     return json.dumps(data, ensure_ascii=False)

@@ -21,7 +21,7 @@ from pie_xla.hub.repository import fetch_repository
 from pie_xla.hub.source import DirectorySource, GgufSource, HubSource, PypiSource, Source, parse_source
 from pie_xla.hub.store import ModelEntry, Store
 from pie_xla.hub.weights import DTYPES, plan_weights
-from pie_xla.progress import Progress, Silent
+from pie_xla.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def import_model(
     dtype: str | None = None,
     offline: bool = False,
     token: str | None = None,
-    progress: Progress = Silent(),
+    progress: Progress = SILENT,
     remotes: Remotes = Remotes(),
 ) -> ModelEntry:
     """Bring a model into the store.
@@ -72,7 +72,7 @@ def import_model(
     if early is not None and (entry := _existing(store, early, str(parsed), dtype, progress)):
         return entry
     with naming_full_disk(store.root, f"the import of {parsed}"):
-        store.root.mkdir(parents=True, exist_ok=True)
+        store.prepare()
         with _obtain(parsed, store, offline, token, remotes, progress) as origin:
             final = name or origin.name
             if entry := _existing(store, final, str(parsed), dtype, progress):

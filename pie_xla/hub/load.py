@@ -15,7 +15,7 @@ from pie_xla.hub.arrays import ArrayReader
 from pie_xla.hub.disk import human_bytes
 from pie_xla.hub.manifest import ParamRecord
 from pie_xla.hub.store import ModelEntry
-from pie_xla.progress import Progress, Silent
+from pie_xla.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     import jax
@@ -32,7 +32,7 @@ def load_params(
     place: Place | None = None,
     device: jax.Device | None = None,
     available: int | None = None,
-    progress: Progress = Silent(),
+    progress: Progress = SILENT,
 ) -> dict[str, jax.Array]:
     """The parameters of a stored model, cast to the leaves' dtypes.
 
@@ -88,8 +88,10 @@ def load_params(
     return loaded
 
 
-def _start(reader: ArrayReader, record: ParamRecord, leaf: Leaf, sharding: jax.sharding.Sharding) -> Callable[[], jax.Array]:
-    """Begin reading the slices that this host's devices need, each once; the returned function waits and places them."""
+def _start(
+    reader: ArrayReader, record: ParamRecord, leaf: Leaf, sharding: jax.sharding.Sharding
+) -> Callable[[], jax.Array]:
+    """Begin reading the slices that this host's devices need, each once; the result waits for them and places them."""
     import jax
 
     store = reader.open(record.path, record.shape, record.dtype)
@@ -123,9 +125,15 @@ def _cast(value: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 def _check(entry: ModelEntry, record: ParamRecord | None, path: str, leaf: Leaf) -> None:
     hint = f"import it again: pie-xla model remove {entry.name}, then pie-xla model import {entry.manifest.source}"
     if record is None:
-        raise PieError(f"the stored model {entry.name!r} has no parameter {path}: it was imported by another version", hint)
+        raise PieError(
+            f"the stored model {entry.name!r} has no parameter {path}: it was imported by another version", hint
+        )
     if record.shape != leaf.shape:
-        raise PieError(f"parameter {path} of the stored model {entry.name!r} has shape {list(record.shape)}, the model wants {list(leaf.shape)}", hint)
+        raise PieError(
+            f"parameter {path} of the stored model {entry.name!r} has shape {list(record.shape)}, "
+            f"the model wants {list(leaf.shape)}",
+            hint,
+        )
 
 
 def required_bytes(leaves: Mapping[str, Leaf], shardings: Mapping[str, jax.sharding.Sharding]) -> int:
@@ -146,7 +154,8 @@ def require_memory(name: str, required: int, available: int | None) -> None:
     """
     if available is not None and required > available:
         raise PieError(
-            f"not enough memory for {name}: its weights need {human_bytes(required)}, {human_bytes(available)} are available",
+            f"not enough memory for {name}: its weights need {human_bytes(required)}, "
+            f"{human_bytes(available)} are available",
             "free some memory, choose a smaller dtype (bfloat16), or a smaller model",
         )
 

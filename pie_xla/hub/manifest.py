@@ -105,7 +105,9 @@ class Manifest:
         except FileNotFoundError:
             raise PieError(f"the store of model {directory.name!r} is damaged: {path} is missing", hint) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PieError(f"the store of model {directory.name!r} is damaged: {path} cannot be read ({error})", hint) from error
+            raise PieError(
+                f"the store of model {directory.name!r} is damaged: {path} cannot be read ({error})", hint
+            ) from error
 
 
 def _manifest(data: dict[str, Any]) -> Manifest:

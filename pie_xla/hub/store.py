@@ -1,13 +1,14 @@
 """The store: imported models, one directory each, complete or absent.
 
-    ROOT/models/NAME/{manifest.json, config.json, tokenizer.json, chat_template.jinja, generation.json, license/, weights/}
-    ROOT/downloads/   what imports fetched so far, for resuming
-    ROOT/partial/     imports under way; a directory nobody locks is debris and is deleted by the next import of that name
+ROOT/models/NAME/{manifest.json, config.json, tokenizer.json, chat_template.jinja, generation.json, license/, weights/}
+ROOT/downloads/   what imports fetched so far, for resuming
+ROOT/partial/     imports under way; a directory nobody locks is debris and is deleted by the next import of that name
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import fcntl
 import json
 import re
@@ -23,7 +24,7 @@ from pie_xla.errors import PieError, UsageError
 from pie_xla.hub.disk import sync, sync_tree
 from pie_xla.hub.known import file_digest
 from pie_xla.hub.manifest import Manifest
-from pie_xla.progress import Progress, Silent
+from pie_xla.progress import SILENT, Progress
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -106,6 +107,18 @@ class Store:
         """What imports fetched so far."""
         return self.root / "downloads"
 
+    def prepare(self) -> None:
+        """Make the store's directories; PieError when that is not possible."""
+        try:
+            for path in (self._models, self._partial, self.downloads):
+                path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise PieError(
+                f"the store {self.root} cannot be written: {error.strerror}", "set another store directory"
+            ) from error
+
     def list_models(self) -> list[ModelEntry]:
         """All complete models, by name. A damaged one is left out here, and refused by name by `open`."""
         entries = []
@@ -138,7 +151,7 @@ class Store:
                 raise self._damage(name, f"{path} has {size} bytes instead of {record.bytes}")
         return entry
 
-    def verify(self, name: str, progress: Progress = Silent()) -> ModelEntry:
+    def verify(self, name: str, progress: Progress = SILENT) -> ModelEntry:
         """`open`, and every file's SHA-256 compared with the manifest."""
         entry = self.open(name)
         with progress.task(f"verify {name}", sum(record.bytes for record in entry.manifest.files)) as task:
@@ -151,7 +164,7 @@ class Store:
     def remove(self, name: str) -> None:
         """Delete a model, damaged or not. Renamed first, so that a crash leaves no half model behind."""
         path = self._find(name)
-        self._partial.mkdir(parents=True, exist_ok=True)
+        self.prepare()
         with self._locked(name):
             debris = self._partial / name
             shutil.rmtree(debris, ignore_errors=True)
@@ -160,7 +173,7 @@ class Store:
 
     @contextmanager
     def building(self, name: str) -> Iterator[Path]:
-        """A directory to build model `name` in; on leaving without an error it is synced and becomes the model, at once.
+        """A directory to build model `name` in; leaving it without an error syncs it and makes it the model, at once.
 
         An error, Ctrl-C included, deletes it; a crash leaves it under partial/, where the next import deletes it.
 
@@ -169,9 +182,11 @@ class Store:
             PieError: another import of the same name is running.
         """
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{name!r} cannot be a model's name", "use letters, digits, '.', '_' and '-', starting with a letter or digit")
-        self._partial.mkdir(parents=True, exist_ok=True)
-        self._models.mkdir(parents=True, exist_ok=True)
+            raise UsageError(
+                f"{name!r} cannot be a model's name",
+                "use letters, digits, '.', '_' and '-', starting with a letter or digit",
+            )
+        self.prepare()
         with self._locked(name):
             work = self._partial / name
             shutil.rmtree(work, ignore_errors=True)
@@ -196,7 +211,9 @@ class Store:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise PieError(f"model {name!r} is being imported or removed by another process", "wait for it, then try again") from None
+                raise PieError(
+                    f"model {name!r} is being imported or removed by another process", "wait for it, then try again"
+                ) from None
             yield
 
     def _find(self, name: str) -> Path:
@@ -205,7 +222,9 @@ class Store:
             return self._models / name
         near = difflib.get_close_matches(name, names, 1, 0.4)
         hint = f"the nearest is {near[0]!r}" if near else "import one: pie-xla model import SOURCE"
-        raise UsageError(f"there is no model {name!r} in {self.root}", hint + (f"; there are: {', '.join(names)}" if names else ""))
+        raise UsageError(
+            f"there is no model {name!r} in {self.root}", hint + (f"; there are: {', '.join(names)}" if names else "")
+        )
 
     def _damage(self, name: str, what: str) -> PieError:
         return PieError(

@@ -52,11 +52,17 @@ def render_chat(
             )
         )
     except SecurityError as error:
-        raise PieError(f"the chat template was stopped by its sandbox: {error}", "do not trust this model's template") from error
+        raise PieError(
+            f"the chat template was stopped by its sandbox: {error}", "do not trust this model's template"
+        ) from error
     except TemplateError as error:
-        raise PieError(f"the chat template refuses the conversation: {error.message or type(error).__name__}") from error
+        raise PieError(
+            f"the chat template refuses the conversation: {error.message or type(error).__name__}"
+        ) from error
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
-        raise PieError(f"the chat template fails on the conversation: {error}", "is a message not of the shape it expects?") from error
+        raise PieError(
+            f"the chat template fails on the conversation: {error}", "is a message not of the shape it expects?"
+        ) from error
 
 
 def _normal(message: Message) -> dict[str, Any]:
@@ -91,7 +97,7 @@ def _compile(template: str, now: Callable[[], datetime]) -> Any:
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` marks what the assistant wrote, for training masks; here it is its content."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - jinja's own declaration
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -119,7 +125,13 @@ def _compile(template: str, now: Callable[[], datetime]) -> Any:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
         # jinja's own filter escapes HTML characters
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from pie_xla.errors import PieError, UsageError
@@ -32,7 +33,9 @@ class Tokenizer:
         try:
             self._main = Backend.from_str(self._json)
         except Exception as error:  # the binding raises bare Exception
-            raise PieError(f"{entry.tokenizer_path} cannot be read: {error}", "remove the model and import it again") from error
+            raise PieError(
+                f"{entry.tokenizer_path} cannot be read: {error}", "remove the model and import it again"
+            ) from error
         self._main.no_padding()
         self._main.no_truncation()
         self.generation = entry.generation
@@ -107,10 +110,13 @@ class Tokenizer:
             return ids
         # The vocabulary itself spells a control token (unigram pieces): cut each occurrence after its first character.
         cuts = [0, *(match.start() + 1 for match in self.control_pattern.finditer(text)), len(text)]
-        pieces = [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+        pieces = [text[start:end] for start, end in pairwise(cuts)]
         ids = [index for piece in pieces for index in self._plain.encode(piece, add_special_tokens=False).ids]
         if not self._harmless(ids):
-            raise PieError("this tokenizer makes a control token out of plain text", "refuse the text, or encode it with specials=True")
+            raise PieError(
+                "this tokenizer makes a control token out of plain text",
+                "refuse the text, or encode it with specials=True",
+            )
         return ids
 
     def _harmless(self, ids: Iterable[int]) -> bool:

@@ -11,10 +11,9 @@ import numpy as np
 from pie_xla.errors import PieError
 
 if TYPE_CHECKING:
+    from pie_xla.hub.origin import Checkpoint
     from poem.spec import KV, Leaf
     from poem.weights import Assignment
-
-    from pie_xla.hub.origin import Checkpoint
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -58,7 +57,7 @@ class Plan:
     unused: dict[str, str]
 
 
-class _Shapes:
+class Shapes:
     """Kernels for a lowering that is never run: pages hold nothing."""
 
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
@@ -79,7 +78,7 @@ def plan_weights(checkpoint: Checkpoint, dtype: str) -> Plan:
     from poem.weights import assign
 
     try:
-        model = lower(checkpoint.config, ops=_Shapes())
+        model = lower(checkpoint.config, ops=Shapes())
         assignments = assign(model.weight_rules, model.stored, checkpoint.shapes)
     except PoemError as error:
         raise PieError(error.message, error.hint) from error

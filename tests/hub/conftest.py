@@ -36,3 +36,10 @@ def smollm2(real_store: Store) -> ModelEntry:
 def gemma3(real_store: Store) -> ModelEntry:
     """Gemma-3-270M; 240 MB to download, so its tests are slow ones."""
     return import_model(GEMMA_SOURCE, real_store)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses a real model's weights is marked so."""
+    for item in items:
+        if isinstance(item, pytest.Function) and {"smollm2", "gemma3"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.model)

@@ -4,7 +4,26 @@ from __future__ import annotations
 
 import random
 
-_WORDS = "the of and Hello WORLD naïve straße don't I'm they've CamelCase snake_case 3.14 x=1 for(int i=0;i<10;++i) é ﬁ".split()
+_WORDS = [
+    "the",
+    "of",
+    "and",
+    "Hello",
+    "WORLD",
+    "naïve",
+    "straße",
+    "don't",
+    "I'm",
+    "they've",
+    "CamelCase",
+    "snake_case",
+    "3.14",
+    "x=1",
+    "for(int",
+    "i=0;i<10;++i)",
+    "é",
+    "ﬁ",
+]
 _SPACES = [" ", "  ", "   ", "\n", "\n\n", "\t", "\t\t", "\r\n", " \n ", "\u00a0", "\u3000", "\u200b", "\v", "\f"]
 _UNICODE = [
     "日本語のテキスト、。",
@@ -76,11 +95,11 @@ _CODE = [
     "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\n",
     "\tif (a&&b||!c) { d->e[0] *= 0x1F; } // x\n",
     "SELECT * FROM t WHERE a='b''c' AND d>=10;",
-    "<div class=\"x\">&nbsp;</div>",
-    "{\"a\": [1, 2.5e-10, null], \"b\": {\"c\": \"\\u00e9\"}}",
+    '<div class="x">&nbsp;</div>',
+    '{"a": [1, 2.5e-10, null], "b": {"c": "\\u00e9"}}',
     "https://example.com/a?b=c&d=%20#e",
     "C:\\Users\\x\\n.txt",
-    "#!/bin/sh\nset -e\nfor i in $(seq 1 10); do echo \"$i\"; done",
+    '#!/bin/sh\nset -e\nfor i in $(seq 1 10); do echo "$i"; done',
     "x_1^{2} \\frac{a}{b} $$\\int_0^1$$",
     "lambda: (yield)  # noqa",
 ]
@@ -89,9 +108,25 @@ _CODE = [
 def hostile_strings() -> list[str]:
     """A few hundred strings, always the same."""
     texts = ["", " ", "  ", "a", *_SPACES, *_UNICODE, *_SPECIALS, *_CODE, *_WORDS]
-    texts += [str(10**n + 7) for n in range(1, 18)] + ["a  12", "1 2 3", "00012", "1,234,567.89", "v1.2.3", "3rd 4TH", "x1y22z333"]
-    texts += [" " * n + "x" for n in range(1, 36, 3)] + ["x" + "\n" * n for n in range(1, 36, 3)] + ["\t" * n for n in range(1, 34, 4)]
-    texts += [f"{word} " for word in _WORDS[:4]] + [f" {word}" for word in _WORDS[:4]] + [f"{text}{text}" for text in _UNICODE[:10]]
+    texts += [str(10**n + 7) for n in range(1, 18)] + [
+        "a  12",
+        "1 2 3",
+        "00012",
+        "1,234,567.89",
+        "v1.2.3",
+        "3rd 4TH",
+        "x1y22z333",
+    ]
+    texts += (
+        [" " * n + "x" for n in range(1, 36, 3)]
+        + ["x" + "\n" * n for n in range(1, 36, 3)]
+        + ["\t" * n for n in range(1, 34, 4)]
+    )
+    texts += (
+        [f"{word} " for word in _WORDS[:4]]
+        + [f" {word}" for word in _WORDS[:4]]
+        + [f"{text}{text}" for text in _UNICODE[:10]]
+    )
     rng = random.Random(7)
     pool = [*_WORDS, *_SPACES, *_UNICODE, *_SPECIALS, *_CODE, "12", "999", " "]
     texts += ["".join(rng.choice(pool) for _ in range(rng.randint(2, 9))) for _ in range(120)]

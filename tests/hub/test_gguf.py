@@ -55,7 +55,9 @@ def test_quantized_tensors_are_what_the_gguf_package_says(tmp_path: Path, kind: 
     assert value.dtype == np.float32
     np.testing.assert_array_equal(value, expected)
     query = tensors()["model.layers.1.self_attn.q_proj.weight"]
-    assert np.abs(checkpoint.read("model.layers.1.self_attn.q_proj.weight") - query).max() < 0.3  # rows, not shuffled ones
+    assert (
+        np.abs(checkpoint.read("model.layers.1.self_attn.q_proj.weight") - query).max() < 0.3
+    )  # rows, not shuffled ones
 
 
 def test_unpermute_undoes_the_interleaved_order_per_head() -> None:
@@ -68,15 +70,26 @@ def test_gemma_norms_lose_the_one_that_the_converter_adds(tmp_path: Path) -> Non
     path = tmp_path / "gemma.gguf"
     writer = gguf.GGUFWriter(path, "gemma3")
     for add, value in [
-        (writer.add_block_count, 7), (writer.add_context_length, 64), (writer.add_embedding_length, 32),
-        (writer.add_feed_forward_length, 32), (writer.add_head_count, 4), (writer.add_head_count_kv, 1),
-        (writer.add_key_length, 16), (writer.add_sliding_window, 8),
+        (writer.add_block_count, 7),
+        (writer.add_context_length, 64),
+        (writer.add_embedding_length, 32),
+        (writer.add_feed_forward_length, 32),
+        (writer.add_head_count, 4),
+        (writer.add_head_count_kv, 1),
+        (writer.add_key_length, 16),
+        (writer.add_sliding_window, 8),
     ]:
         add(value)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
     norm = np.linspace(0.5, 1.5, 32, dtype=np.float32)
-    for name in ("output_norm", "blk.0.attn_q_norm", "blk.0.post_attention_norm", "blk.0.ffn_norm", "blk.0.post_ffw_norm"):
+    for name in (
+        "output_norm",
+        "blk.0.attn_q_norm",
+        "blk.0.post_attention_norm",
+        "blk.0.ffn_norm",
+        "blk.0.post_ffw_norm",
+    ):
         writer.add_tensor(f"{name}.weight", norm)
     writer.add_tensor("token_embd.weight", np.ones((16, 32), np.float32))
     writer.write_header_to_file()
@@ -85,8 +98,11 @@ def test_gemma_norms_lose_the_one_that_the_converter_adds(tmp_path: Path) -> Non
     writer.close()
     checkpoint = GgufCheckpoint(GgufFile(path))
     for name in (
-        "model.norm", "model.layers.0.self_attn.q_norm", "model.layers.0.post_attention_layernorm",
-        "model.layers.0.pre_feedforward_layernorm", "model.layers.0.post_feedforward_layernorm",
+        "model.norm",
+        "model.layers.0.self_attn.q_norm",
+        "model.layers.0.post_attention_layernorm",
+        "model.layers.0.pre_feedforward_layernorm",
+        "model.layers.0.post_feedforward_layernorm",
     ):
         np.testing.assert_array_equal(checkpoint.read(f"{name}.weight"), norm - 1)
     np.testing.assert_array_equal(checkpoint.read("model.embed_tokens.weight"), 1)

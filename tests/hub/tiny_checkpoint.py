@@ -28,7 +28,10 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
 }
 SPECIALS = ["<unk>", "<s>", "</s>"]
-TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
 
 
 def tensors(seed: int = 0, layers: int = 2) -> dict[str, np.ndarray[Any, Any]]:
@@ -70,7 +73,11 @@ def write_safetensors(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> No
     kinds = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int32": "I32"}
     header, at = {}, 0
     for name, array in arrays.items():
-        header[name] = {"dtype": kinds[array.dtype.name], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        header[name] = {
+            "dtype": kinds[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [at, at + array.nbytes],
+        }
         at += array.nbytes
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
     text += b" " * (-len(text) % 8)
@@ -114,7 +121,9 @@ def write_directory(
 
 def permute(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """What llama.cpp's converter does to the rows of q and k of a llama checkpoint (LlamaModel.permute)."""
-    return tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+    return (
+        tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+    )
 
 
 _GGUF_NAMES = {
