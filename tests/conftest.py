@@ -55,11 +55,21 @@ def model_cache() -> Path:
 
 @pytest.fixture(scope="session")
 def real_config(model_cache: Path) -> Config:
-    """Settings under which everything lies in `model_cache`, with a small state pool."""
+    """Settings under which everything lies in `model_cache`; a small state pool, and limits that are reached soon."""
     from pie_xla import config
 
     environment = config.Environment.read({"PIE_XLA_HOME": str(model_cache)})
-    settings = f'[model]\nstore = "{model_cache / "store"}"\n[engine]\nkv_memory = "256MiB"\nmax_rows = 16\n'
+    settings = f"""
+        [model]
+        store = "{model_cache / "store"}"
+        [engine]
+        kv_memory = "512MiB"
+        max_rows = 16
+        [limits]
+        memory = "192MiB"
+        cpu_time = "5s"
+        output = "1MiB"
+    """
     return config.parse(settings, environment)
 
 

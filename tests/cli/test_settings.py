@@ -76,7 +76,7 @@ def test_values_land_in_their_sections_and_the_rest_stays_default() -> None:
         ("[engine]\nkv_memory = 3", r"c\.toml:2: engine\.kv_memory is 3, but must be a size.*or \"auto\""),
         ("[engine]\npage_size = 0", r"c\.toml:2: engine\.page_size is 0, but must be a whole number from 1 to 1024"),
         ("[engine]\npage_size = true", r"engine\.page_size is True"),
-        ('[model]\ndtype = "int4"', r"model\.dtype is 'int4', but must be one of \"float32\", \"bfloat16\", or \"auto\""),
+        ('[model]\ndtype = "int4"', r"model\.dtype is 'int4', but must be one of \"float32\", .*\"auto\""),
         ("[server]\nport = 70000", r"server\.port is 70000"),
         ("[engine\n", r"c\.toml is not valid TOML"),
         ("engine.zzz = 1", r"c\.toml: unknown setting 'zzz' in \[engine\].*known: platform, kv_memory"),
