@@ -1,7 +1,7 @@
 """Text completion at the device's own pace: the host never sits between two tokens.
 
-Each pass embeds the Output of the pass before, so a token goes from the sampler to the next embedding without visiting the host.
-The program stays a few passes ahead and reads tokens as they arrive.
+Each pass embeds the Output of the pass before, so a token goes from the sampler to the next embedding without
+visiting the host. The program stays a few passes ahead and reads tokens as they arrive.
 """
 
 from inferlet import chat, model, sample, session
@@ -15,7 +15,9 @@ async def main(input: dict) -> dict:
     tokens = chat.prefix() + model.encode(prompt)
     max_tokens = min(int(input.get("max_tokens", 64)), model.context_length() - len(tokens))
     if max_tokens < 1:
-        raise ValueError(f"the prompt has {len(tokens)} tokens; the context of {model.name()} is {model.context_length()}")
+        raise ValueError(
+            f"the prompt has {len(tokens)} tokens; the context of {model.name()} is {model.context_length()}"
+        )
     sampler = sample.sampler(
         temperature=float(input.get("temperature", 0.0)),
         top_p=float(input.get("top_p", 1.0)),

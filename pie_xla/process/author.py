@@ -67,19 +67,25 @@ class AuthorModule:
         if main is None:
             raise AuthorError(f"{self.file} defines no `main`.", f"an inferlet is a file with `{EXAMPLE}`")
         if not callable(main):
-            raise AuthorError(f"`main` in {self.file} is a {type(main).__name__}, not a function.", f"define `{EXAMPLE}`")
+            raise AuthorError(
+                f"`main` in {self.file} is a {type(main).__name__}, not a function.", f"define `{EXAMPLE}`"
+            )
         try:
             inspect.signature(main).bind(value)
         except TypeError as error:
             raise AuthorError(
-                f"{self._where(main)}: main{inspect.signature(main)} cannot be called with one argument, the input dict: {error}.",
+                f"{self._where(main)}: main{inspect.signature(main)} cannot be called with one argument, "
+                f"the input dict: {error}.",
                 f"define `{EXAMPLE}`",
             ) from None
         result = main(value)
         if inspect.iscoroutine(result):
             result = await result
         elif inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise AuthorError(f"{self._where(main)}: `main` is a generator.", "return one value; stream parts with `session.send(text)`")
+            raise AuthorError(
+                f"{self._where(main)}: `main` is a generator.",
+                "return one value; stream parts with `session.send(text)`",
+            )
         try:
             return json.dumps({"result": result}, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
@@ -103,14 +109,18 @@ class AuthorModule:
         return self.file if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
     def _last_line(self, error: BaseException) -> str:
-        found = [number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.file]
+        found = [
+            number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.file
+        ]
         return f"{self.file}:{found[-1]}" if found else self.file
 
 
 def printer(say: Any) -> Any:
     """`print` that writes to the process's log, as in the sandbox; other files are written as ever."""
 
-    def to_log(*values: object, sep: str | None = None, end: str | None = None, file: Any = None, flush: bool = False) -> None:
+    def to_log(
+        *values: object, sep: str | None = None, end: str | None = None, file: Any = None, flush: bool = False
+    ) -> None:
         if file is not None and file not in (sys.stdout, sys.stderr):
             print(*values, sep=sep, end=end, file=file, flush=flush)
             return
@@ -135,7 +145,9 @@ def trim(report: traceback.TracebackException | None, seen: set[int]) -> None:
         trim(other, seen)
 
 
-_OWN_FOLDERS = tuple(Path(file).resolve().parent for file in (__file__, asyncio.__file__, jax.__file__, jaxlib.__file__))
+_OWN_FOLDERS = tuple(
+    Path(file).resolve().parent for file in (__file__, asyncio.__file__, jax.__file__, jaxlib.__file__)
+)
 _PIE = _OWN_FOLDERS[0].parent
 
 

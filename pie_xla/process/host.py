@@ -1,7 +1,7 @@
 """The host's side of one process: every call a guest can make, on one engine client and one tokenizer.
 
-Sandboxed and native processes use the same object. Calls come from one thread at a time (the process's own); engine events
-come from the engine's thread and only append to a queue, which the process's thread collects.
+Sandboxed and native processes use the same object. Calls come from one thread at a time (the process's own); engine
+events come from the engine's thread and only append to a queue, which the process's thread collects.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Language(Protocol):
 
     def encode(self, text: str, specials: bool) -> Sequence[int]: ...
     def decode(self, ids: Sequence[int], skip_specials: bool) -> str: ...
-    def chat(self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool) -> Sequence[int]: ...
+    def chat(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
+    ) -> Sequence[int]: ...
 
 
 class Sink(Protocol):
@@ -79,7 +81,9 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, dtype)."""
+    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, dtype as in NumPy or
+    eta).
+    """
 
     name: str
     vocab_size: int
@@ -163,7 +167,9 @@ class InferletHost:
         self._waiter = ready
 
     def collect(self) -> list[tuple[int, int, Any]]:
-        """Finished tickets as (ticket, 0, value) or (ticket, 1, {"message", "line", "undone"}); on the process's thread."""
+        """Finished tickets as (ticket, 0, value) or (ticket, 1, {"message", "line", "undone"}); on the process's
+        thread.
+        """
         found: list[tuple[int, int, Any]] = []
         while self._events:
             ticket, value = self._events.popleft()
@@ -191,7 +197,7 @@ class InferletHost:
                 self.log(WARNING, f"a pass submitted at {where} failed, and nothing awaits it: {value.cause}\n")
             return ticket * 2, 1, {"message": value.cause, "line": value.line or "", "undone": undone}
         self._collected += sum(array.nbytes for array in value)
-        if flight is None and ask is None or flight is not None and flight.dropped:
+        if (flight is None and ask is None) or (flight is not None and flight.dropped):
             return None
         return ticket * 2, 0, [array.tolist() for array in value]
 
@@ -201,7 +207,7 @@ class InferletHost:
             return encode_events(found)
         pending: Pending[str] = Pending(lambda: encode_events(self.collect()), timeout_ms)
         self._waiter = pending.wake
-        if self._events or self._own_events or self._receives and (self._inbox or not self._inbox_open):
+        if self._events or self._own_events or (self._receives and (self._inbox or not self._inbox_open)):
             pending.wake()  # it came between the collection and the waiter
         return pending
 
@@ -209,17 +215,20 @@ class InferletHost:
 
     def facts(self) -> str:
         facts = self._facts
-        return json.dumps({
-            "world": WORLD,
-            "name": facts.name,
-            "vocab_size": facts.vocab_size,
-            "max_context": facts.max_context,
-            "page_size": facts.page_size,
-            "outputs": facts.outputs,
-            "stop_tokens": facts.stop_tokens,
-            "prefix": facts.prefix,
-            "seed": self._seed,
-        }, separators=(",", ":"))
+        return json.dumps(
+            {
+                "world": WORLD,
+                "name": facts.name,
+                "vocab_size": facts.vocab_size,
+                "max_context": facts.max_context,
+                "page_size": facts.page_size,
+                "outputs": {name: (shape, element_type(dtype)) for name, (shape, dtype) in facts.outputs.items()},
+                "stop_tokens": facts.stop_tokens,
+                "prefix": facts.prefix,
+                "seed": self._seed,
+            },
+            separators=(",", ":"),
+        )
 
     def new_set(self) -> int:
         return self._live().new_set()
@@ -327,7 +336,9 @@ class InferletHost:
         parsed = PassRequest(
             sources, parsed.geometry, parsed.readout, parsed.program, parsed.params, parsed.channels, parsed.line
         )
-        undo = [(row.set, self._count(row)) for row in sources if row.set is not None and parsed.geometry is Geometry.FOLD]
+        undo = [
+            (row.set, self._count(row)) for row in sources if row.set is not None and parsed.geometry is Geometry.FOLD
+        ]
         ticket = client.submit(pipe, parsed)
         sizes = () if parsed.program is None else tuple(kind.size for kind in parsed.program.results)
         self._flights[ticket] = Flight(sizes, undo, parsed.line, pipe)
@@ -480,6 +491,14 @@ class InferletHost:
     @property
     def output_bytes_left(self) -> int:
         return max(0, self._limits.output_bytes - self._output)
+
+
+def element_type(dtype: str) -> str:
+    """The language's name of a model output's dtype."""
+    names = {str(kind.numpy): kind.value for kind in DType} | {kind.value: kind.value for kind in DType}
+    if dtype not in names:
+        raise PieError(f"a model output of dtype {dtype} cannot be given to programs: {', '.join(DTYPES)} can")
+    return names[dtype]
 
 
 def nth_seed(seed: int, n: int) -> int:

@@ -1,4 +1,6 @@
-"""Native processes: the author's file in this interpreter, on one asyncio loop, over the same host object as in the sandbox."""
+"""Native processes: the author's file in this interpreter, on one asyncio loop, over the same host object as in the
+sandbox.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from typing import Any
+from typing import Any, TypeVar
 
 from pie_xla.errors import PieError
 from pie_xla.process.author import AuthorError, AuthorModule
 from pie_xla.process.host import InferletHost
 from pie_xla.process.sdk import load_sdk
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 OnExit = Callable[[str | None, PieError | None], None]
 OWNER: ContextVar[NativeProcess | None] = ContextVar("pie_native_process", default=None)
@@ -30,14 +33,15 @@ class NativeTransport:
 
         self._host, self._refused = host, RefusedError
 
-    def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
+    def _call(self, fn: Callable[..., T], *args: Any) -> T:
         try:
             return fn(*args)
         except PieError as error:
             raise self._refused(str(error)) from None
 
     def facts(self) -> dict[str, Any]:
-        return json.loads(self._host.facts())
+        found: dict[str, Any] = json.loads(self._host.facts())
+        return found
 
     def new_set(self) -> int:
         return self._call(self._host.new_set)
@@ -97,7 +101,9 @@ class NativeTransport:
 class NativeProcess:
     """One running author file. `kill` may be called from any thread; `on_exit` is called once, on the loop's thread."""
 
-    def __init__(self, runner: NativeRunner, host: InferletHost, module: AuthorModule, value: Any, on_exit: OnExit) -> None:
+    def __init__(
+        self, runner: NativeRunner, host: InferletHost, module: AuthorModule, value: Any, on_exit: OnExit
+    ) -> None:
         self._runner, self._host, self._module, self._value, self._on_exit = runner, host, module, value, on_exit
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._reason: str | None = None
@@ -140,7 +146,9 @@ class NativeProcess:
         try:
             result = await self._module.run(self._value)
         except asyncio.CancelledError:
-            error = PieError(f"the process was killed: {self._reason}" if self._reason else "the program cancelled its own main")
+            error = PieError(
+                f"the process was killed: {self._reason}" if self._reason else "the program cancelled its own main"
+            )
         except AuthorError as failure:
             error = PieError(f"the process was killed: {self._reason}") if self._reason else failure
         except BaseException as failure:
@@ -180,7 +188,9 @@ class NativeRunner:
         self._thread = threading.Thread(target=self._work, name="pie-native", daemon=True)
         self._thread.start()
 
-    def launch(self, source: str, file: str, value: Any, unique: str, host: InferletHost, on_exit: OnExit) -> NativeProcess:
+    def launch(
+        self, source: str, file: str, value: Any, unique: str, host: InferletHost, on_exit: OnExit
+    ) -> NativeProcess:
         """Start the author's file; from any thread."""
         process = NativeProcess(self, host, AuthorModule(source, file, unique, host.log), value, on_exit)
         self.call(process.start)

@@ -218,7 +218,12 @@ class ProcessManager:
         try:
             host = InferletHost(
                 lambda on_event: self._engine.client(process.id, on_event),
-                self._facts, self._language, self._programs, process, self._limits, launch.seed,
+                self._facts,
+                self._language,
+                self._programs,
+                process,
+                self._limits,
+                launch.seed,
             )
             if not self._messages:
                 host.close_inbox()

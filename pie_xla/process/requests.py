@@ -133,7 +133,9 @@ def parse_params(values: Any, types: tuple[TensorType, ...]) -> tuple[np.ndarray
     if type(values) is not list or len(values) != len(types):
         got = len(values) if type(values) is list else type(values).__name__
         raise RequestError(f"the program has {len(types)} parameters, the submit gives {got}")
-    return tuple(parse_value(value, kind, f"parameter {i}") for i, (value, kind) in enumerate(zip(values, types)))
+    return tuple(
+        parse_value(value, kind, f"parameter {i}") for i, (value, kind) in enumerate(zip(values, types, strict=True))
+    )
 
 
 def parse_value(value: Any, kind: TensorType, what: str) -> np.ndarray:

@@ -23,7 +23,9 @@ def sdk_folder() -> Path:
     for place in places:
         if (place / NAME / "__init__.py").is_file():
             return place
-    raise PieError("the inferlet SDK is not installed with pie-xla", f"reinstall pie-xla; looked in {places[0]} and {places[1]}")
+    raise PieError(
+        "the inferlet SDK is not installed with pie-xla", f"reinstall pie-xla; looked in {places[0]} and {places[1]}"
+    )
 
 
 def load_sdk() -> ModuleType:
@@ -38,8 +40,13 @@ def load_sdk() -> ModuleType:
         where = Path(getattr(known, "__file__", None) or "?").resolve().parent
         if where == folder:
             return known
-        raise PieError(f"another package named {NAME} is already imported, from {where}", f"uninstall it or do not import it; ours is in {folder}")
-    spec = importlib.util.spec_from_file_location(NAME, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        raise PieError(
+            f"another package named {NAME} is already imported, from {where}",
+            f"uninstall it or do not import it; ours is in {folder}",
+        )
+    spec = importlib.util.spec_from_file_location(
+        NAME, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[NAME] = module

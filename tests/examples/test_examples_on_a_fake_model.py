@@ -1,4 +1,6 @@
-"""Every example runs to its end natively on the fake engine; what it computes is checked where the fake model makes it plain."""
+"""Every example runs to its end natively on the fake engine; what it computes is checked where the fake model makes
+it plain.
+"""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class FakeClient:
             new = self._tokens(row.tokens, request.line)
             after.append((len(tokens), tokens + new))
         if request.geometry is Geometry.FOLD:
-            for tokens, (start, whole) in zip(sets, after, strict=True):
+            for tokens, (_, whole) in zip(sets, after, strict=True):
                 tokens[:] = whole
         program = request.program
         if program is None:
@@ -285,5 +285,3 @@ def value_of(words: np.ndarray, kind: TensorType) -> np.ndarray:
     if kind.dtype.numpy == np.bool_:
         return (words != 0).reshape(kind.shape)
     return words.view(kind.dtype.numpy).reshape(kind.shape)
-
-

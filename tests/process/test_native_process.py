@@ -41,7 +41,8 @@ def test_returns_sends_logs_and_gives_back(manager: ProcessManager, engine: Fake
             session.send("hello ")
             print("printed", 1)
             session.log("careful", level="warning")
-            return {"ids": model.encode("ab"), "prefix": chat.prefix(), "x": input["x"], "same": session.args() == input}
+            return {"ids": model.encode("ab"), "prefix": chat.prefix(), "x": input["x"], "same": session.args() ==
+            input}
         """,
         {"x": (1, 2)},
     )
@@ -86,8 +87,11 @@ def test_a_failure_names_only_the_authors_frames(manager: ProcessManager) -> Non
         ("import sys\nasync def main(input): sys.exit(3)", "main.py:2: the program called sys.exit(3)"),
         ("async def main(input): return {1, 2}", "no JSON form"),
         ("async def main(input): yield 1", "is a generator"),
-        ("def main(input:", "main.py\", line 1"),
-        ("from inferlet.eta import WorkingSet\nasync def main(input): WorkingSet().evict([1])", "WorkingSet.evict is not in"),
+        ("def main(input:", 'main.py", line 1'),
+        (
+            "from inferlet.eta import WorkingSet\nasync def main(input): WorkingSet().evict([1])",
+            "WorkingSet.evict is not in",
+        ),
     ],
 )
 def test_bad_programs(manager: ProcessManager, source: str, words: str) -> None:
@@ -161,10 +165,9 @@ def test_native_processes_do_not_share_modules(manager: ProcessManager) -> None:
 
 def test_passes_without_an_epilogue(manager: ProcessManager, engine: FakeEngine) -> None:
     engine.fail.extend(["the first one broke"])
-    process, events = start(
+    process, _ = start(
         manager,
         """
-        import gc
         from inferlet import PassError
         from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet
         async def main(input):
@@ -189,4 +192,4 @@ def test_passes_without_an_epilogue(manager: ProcessManager, engine: FakeEngine)
             return {"lengths": lengths, "caught": caught}
         """,
     )
-    assert process.done.result(10) == {"lengths": [3, 0, 2, 1, 2], "caught": ["the first one broke", "main.py:12"]}
+    assert process.done.result(10) == {"lengths": [3, 0, 2, 1, 2], "caught": ["the first one broke", "main.py:11"]}

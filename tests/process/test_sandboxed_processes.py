@@ -57,7 +57,9 @@ def test_many_at_once(launch: Callable[..., Any]) -> None:
 
 def test_streams_channels_samplers_and_awaits(launch: Callable[..., Any]) -> None:
     events: list[Event] = []
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
 import asyncio
 async def main(input):
     ws, pipe = WorkingSet(), Pipeline()
@@ -79,8 +81,10 @@ async def main(input):
         pipe.submit(forward([1], [ws, ws.fork()]))
     except UsageError as error:
         refused = str(error)
-    return {"tokens": tokens, "len": len(ws), "values": str(values), "draws": draws, "refused": refused, "args": session.args() == input}
+    return {"tokens": tokens, "len": len(ws), "values": str(values), "draws": draws, "refused": refused, "args":
+    session.args() == input}
 """
+    )
     result = launch(source, events, prompt=PROMPT).done.result(60)
     assert result["tokens"] == greedy(PROMPT, 5) and result["len"] == len(PROMPT) + 4
     assert result["values"] == "[[1.5, -inf], 5, [1.5, -inf]]"
@@ -100,11 +104,14 @@ def test_a_failed_pass_is_told_at_its_line(launch: Callable[..., Any], engine: F
 
 
 def test_wrong_epilogues_are_told_at_their_line(launch: Callable[..., Any]) -> None:
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
 async def main(input):
     fwd = forward([5], [WorkingSet()])
     fwd.epilogue(lambda: intrinsics.output(0, "logits") + intrinsics.output(0, "hidden"))
 """
+    )
     with pytest.raises(PieError) as failed:
         launch(source).done.result(60)
     assert 'File "main.py", line 14' in str(failed.value) and "add" in str(failed.value)

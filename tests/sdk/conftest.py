@@ -1,4 +1,6 @@
-"""Author programs on the fake engine, recorded as in the sandbox (program text, JSON requests) but without WebAssembly."""
+"""Author programs on the fake engine, recorded as in the sandbox (program text, JSON requests) but without
+WebAssembly.
+"""
 
 from __future__ import annotations
 

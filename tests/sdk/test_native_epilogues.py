@@ -69,13 +69,16 @@ async def main(input):
     ],
 )
 def test_wrong_epilogues_name_the_authors_line(run: Callable[..., Any], body: str, words: str) -> None:
-    source = HEAD + f"""
+    source = (
+        HEAD
+        + f"""
 import jax
 import jax.numpy as jnp
 async def main(input):
     fwd = forward([5], [WorkingSet()])
     fwd.epilogue(lambda: {body})
 """
+    )
     with pytest.raises(PieError) as failed:
         run(source)
     text = str(failed.value)

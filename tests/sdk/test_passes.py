@@ -24,7 +24,7 @@ def forward(tokens, sets, geometry=FOLD):
     return fwd
 pick = lambda row=0: reduce_argmax(intrinsics.output(row, "logits"))
 """
-CONTRACT = '''
+CONTRACT = """
 from inferlet import chat, model
 from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, reduce_argmax
 
@@ -47,7 +47,7 @@ async def main(input: dict) -> dict:
     pipe.close()
 
     return {"text": model.decode(tokens[-max_tokens:])}
-'''
+"""
 PROMPT = [1, *(byte + 3 for byte in b"The capital of France is")]
 
 
@@ -93,7 +93,8 @@ async def main(input):
     ws, pipe = WorkingSet(), Pipeline()
     fwd = forward([5], [ws])
     a, b, c, d = fwd.epilogue(lambda: (pick(), reduce_max(intrinsics.output(0, "logits")) > 0.0,
-                                       log(intrinsics.output(0, "logits")[0:2] * 0.0), top_k(intrinsics.output(0, "logits"), 3)[1]))
+                                       log(intrinsics.output(0, "logits")[0:2] * 0.0), top_k(intrinsics.output(0,
+                                       "logits"), 3)[1]))
     outs = pipe.submit(fwd)
     got = [await out for out in outs]
     got[2].append(1)
@@ -127,12 +128,17 @@ async def main(input):
     tail.readout([0, -1])
     both = tail.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
     pipe.submit(tail)
-    return {"second": [await out for out in second], "seen": await seen, "both": await both, "lens": [len(s) for s in sets]}
+    return {"second": [await out for out in second], "seen": await seen, "both": await both, "lens": [len(s) for s in
+    sets]}
 """,
     )
     first = [greedy([5, 6, 7], 1)[0], greedy([5, 6, 8, 9], 1)[0]]
     assert result == {
-        "second": [greedy([5, 6, 7, first[0]], 1)[0], greedy([5, 6, 8, 9, first[1]], 1)[0], greedy([5, 6, 10, 11], 1)[0]],
+        "second": [
+            greedy([5, 6, 7, first[0]], 1)[0],
+            greedy([5, 6, 8, 9, first[1]], 1)[0],
+            greedy([5, 6, 10, 11], 1)[0],
+        ],
         "seen": greedy([5, 6, 10, 11, 20], 1)[0],
         "both": [greedy([5, 30], 1)[0], greedy([5, 30, 31, 32], 1)[0]],
         "lens": [4, 5, 4],
@@ -195,7 +201,9 @@ async def second(ws, pipe):
     fwd.embed([6])
     return {"errors": errors, "len": len(ws), "then": await pipe.submit(fwd)}
 """,
-        lambda event: engine.fail.append("NaN") if engine.fail == engine.fail.__class__() and "Sent" in repr(event) else None,
+        lambda event: (
+            engine.fail.append("NaN") if engine.fail == engine.fail.__class__() and "Sent" in repr(event) else None
+        ),
     )
     assert result == {
         "errors": [["NaN", "main.py:21"], ["NaN", "main.py:21"], ["NaN", "main.py:21"]],
@@ -227,7 +235,11 @@ async def second(ws, pipe):
         ("forward([1], [ws]).epilogue(lambda: intrinsics.output(0, 'logit'))", "", "it has: logits, hidden"),
         ("forward([1], [ws]).readout([1])", "", "position 1 of row 0, which has 1 new tokens"),
         ("forward([1, 2], [ws]).readout([1, 0])", "", "increasing order"),
-        ("pipe.submit(forward([1] * 65, [ws]))", "", "would be 65 tokens long (0 in the set and 65 new), but the context of fake is 64"),
+        (
+            "pipe.submit(forward([1] * 65, [ws]))",
+            "",
+            "would be 65 tokens long (0 in the set and 65 new), but the context of fake is 64",
+        ),
         ("await forward([1], [ws]).epilogue(pick)", "", "never submitted"),
         ("fwd = forward([1], [ws]); fwd.embed(fwd.epilogue(pick)); pipe.submit(fwd)", "", "never submitted"),
         ("out = forward([1], [ws]).epilogue(pick); bool(out)", "", "await"),
@@ -259,7 +271,9 @@ def test_misuse_is_named_at_the_authors_line(run: Run, body: str, line: str, wor
 
 
 def test_random_draws_repeat_with_the_seed(run: Run) -> None:
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
 async def main(input):
     draws = []
     for seed in (3, 3, 4, None, None):
@@ -269,6 +283,7 @@ async def main(input):
         draws.append([await pipe.submit(fwd) for _ in range(6)])
     return draws
 """
+    )
     draws = run(source)
     assert draws[0] == draws[1] and len({str(d) for d in draws}) == 4
     assert len(set(draws[0])) > 1  # the ordinal moves the draw
@@ -289,7 +304,8 @@ async def main(input):
         return fwd
     best = await pipe.submit(made(sample.greedy()))
     for name, epilogue in {"cold": sample.temperature(0), "k1": sample.top_k(1), "k5": sample.top_k(5, temperature=3.0),
-                           "p": sample.top_p(0.02), "min_p": sample.min_p(0.8), "all": sample.sampler(0.5, 20, 0.9, 0.05)}.items():
+                           "p": sample.top_p(0.02), "min_p": sample.min_p(0.8), "all": sample.sampler(0.5, 20, 0.9,
+                           0.05)}.items():
         kept[name] = sorted({await one for one in draw(name, epilogue)})
     top = made(lambda: top_k(intrinsics.output(0, "logits"), 5)[1])
     return {"best": best, "kept": kept, "top": sorted(await pipe.submit(top))}

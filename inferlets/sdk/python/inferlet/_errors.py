@@ -40,7 +40,7 @@ def missing(name: str, instead: str = "") -> UsageError:
 
 
 def author_line() -> str:
-    """"file:line" of the nearest caller outside this package; file without its directories."""
+    """ "file:line" of the nearest caller outside this package; file without its directories."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

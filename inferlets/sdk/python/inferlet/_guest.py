@@ -53,7 +53,9 @@ class GuestTransport:
         return _call(engine.channel, channel, op, "" if value is None else compact(finite_json(value)))
 
     def prepare(self, fixed: dict[str, Any]) -> str:
-        return compact({**fixed, "params": finite_json(fixed["params"])})[1:]  # without the brace: `submit` goes before it
+        return compact({**fixed, "params": finite_json(fixed["params"])})[
+            1:
+        ]  # without the brace: `submit` goes before it
 
     def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: object, line: str, drop: list[int]) -> int:
         head = compact({"rows": rows, "line": line, "drop": drop})

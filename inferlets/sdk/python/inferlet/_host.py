@@ -19,7 +19,9 @@ from inferlet._errors import InferletError, PassError, UsageError
 from inferlet._memo import Memo
 from inferlet._version import version, world
 
-Event = tuple[int, int, Any]  # ticket, 0 and the value or 1 and {"message", "line", "undone"}: see `session.wait` in the WIT
+Event = tuple[
+    int, int, Any
+]  # ticket, 0 and the value or 1 and {"message", "line", "undone"}: see `session.wait` in the WIT
 
 
 class Transport(Protocol):
@@ -38,7 +40,9 @@ class Transport(Protocol):
     def prepare(self, fixed: dict[str, Any]) -> object:
         """What stays the same between submits of a pass, in the form that is cheapest to send again."""
 
-    def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: object, line: str, drop: list[int]) -> int: ...
+    def submit(
+        self, pipeline: int, rows: list[dict[str, Any]], prepared: object, line: str, drop: list[int]
+    ) -> int: ...
     def send(self, text: str) -> None: ...
     def receive(self) -> int: ...
     def log(self, level: int, text: str) -> None: ...
@@ -47,7 +51,9 @@ class Transport(Protocol):
     def chat(self, request: dict[str, Any]) -> list[int]: ...
 
     def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
-        """Run an epilogue once and record it. `rows` holds each row's number of readout positions, None for the last."""
+        """Run an epilogue once and record it. `rows` holds each row's number of readout positions, None for the
+        last.
+        """
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,16 @@ class Facts:
         if spoken.rpartition(".")[0] != world.rpartition(".")[0]:
             raise InferletError(f"the host speaks {spoken or 'no named world'}, but inferlet {version} needs {world}")
         outputs = {name: (tuple(shape), dtype) for name, (shape, dtype) in facts["outputs"].items()}
-        return cls(facts["name"], facts["vocab_size"], facts["max_context"], facts["page_size"], outputs,
-                   tuple(facts["stop_tokens"]), tuple(facts["prefix"]), facts["seed"])
+        return cls(
+            facts["name"],
+            facts["vocab_size"],
+            facts["max_context"],
+            facts["page_size"],
+            outputs,
+            tuple(facts["stop_tokens"]),
+            tuple(facts["prefix"]),
+            facts["seed"],
+        )
 
 
 class Shot:
@@ -195,7 +209,9 @@ _guest: Runtime | None = None  # the sandbox holds one process, so a global serv
 
 
 def set_runtime(runtime: Runtime) -> None:
-    """Make `runtime` the one of this context and of every task started from it (native processes share an interpreter)."""
+    """Make `runtime` the one of this context and of every task started from it (native processes share an
+    interpreter).
+    """
     _current.set(runtime)
 
 

@@ -1,7 +1,8 @@
 """Recorded epilogues, remembered: a loop that makes the same lambda for every token records it once.
 
-A recording is reused only when the function can be seen to give the same one again: it and every function it calls read nothing but
-numbers, strings, tuples of them, this language's own functions and a few pure builtins. Anything else is recorded anew.
+A recording is reused only when the function can be seen to give the same one again: it and every function it calls
+read nothing but numbers, strings, tuples of them, this language's own functions and a few pure builtins. Anything
+else is recorded anew.
 """
 
 from __future__ import annotations
@@ -16,12 +17,25 @@ ENTRIES = 64
 DEPTH = 8
 
 _PURE = frozenset(
-    "abs all any bool dict enumerate float int isinstance len list max min range reversed round set sorted str sum tuple zip".split()
+    "abs all any bool dict enumerate float int isinstance len list max min range "  # noqa: SIM905
+    "reversed round set sorted str sum tuple zip".split()
 )
 _MODULES = ("inferlet.eta", "inferlet.model", "jax")
 # What an epilogue could reach through those modules that does something when called.
-_EFFECTS = frozenset("Channel ForwardPass Output Pipeline WorkingSet append extend insert pop popitem clear update add remove".split())
-_REFUSED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "IMPORT_NAME", "IMPORT_FROM")
+_EFFECTS = frozenset(
+    "Channel ForwardPass Output Pipeline WorkingSet add append clear extend insert "  # noqa: SIM905
+    "pop popitem remove update".split()
+)
+_REFUSED = (
+    "STORE_GLOBAL",
+    "DELETE_GLOBAL",
+    "STORE_ATTR",
+    "DELETE_ATTR",
+    "STORE_SUBSCR",
+    "DELETE_SUBSCR",
+    "IMPORT_NAME",
+    "IMPORT_FROM",
+)
 _GENERATORS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
 

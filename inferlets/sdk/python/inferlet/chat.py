@@ -15,7 +15,9 @@ def prefix() -> list[int]:
 
 
 def render(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, add_generation_prompt: bool = True
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
     """Token ids of a conversation. What users wrote never becomes a special token.
 

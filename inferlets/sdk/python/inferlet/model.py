@@ -55,7 +55,9 @@ def name() -> str:
 
 
 class TextStream:
-    """Tokens in, whole characters out: `push(token)` gives the text that is certain now, "" while a character is open."""
+    """Tokens in, whole characters out: `push(token)` gives the text that is certain now, "" while a character is
+    open.
+    """
 
     _LONGEST_OPEN = 8  # tokens; a character has at most 4 bytes, so what stays open longer is no UTF-8
 
@@ -73,7 +75,7 @@ class TextStream:
         return self._advance(final=True) if len(self._ids) > self._emitted else ""
 
     def _advance(self, final: bool) -> str:
-        # decoding with the tokens before keeps what tokenizers do at a text's start (such as dropping a space) out of the middle
+        # Tokenizers may drop a space at a text's start: the tokens before are decoded along to keep that out of here.
         before = decode(self._ids[: self._emitted], self._skip)
         text = decode(self._ids, self._skip)
         is_open = text.endswith("\ufffd") and len(self._ids) - self._emitted < self._LONGEST_OPEN

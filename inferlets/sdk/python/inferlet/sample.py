@@ -1,7 +1,7 @@
 """Ready epilogues: `out = fwd.epilogue(sample.top_p(0.9, temperature=0.7))`.
 
-Each gives a function that draws one token (i32 scalar) from a row's logits. Numbers are inputs of the traced program, so
-changing a temperature never compiles anything. Filters keep ties together.
+Each gives a function that draws one token (i32 scalar) from a row's logits. Numbers are inputs of the traced program,
+so changing a temperature never compiles anything. Filters keep ties together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ def sampler(
             raise UsageError(f"{name} {value!r}: a number above 0, at most 1")
     if temperature == 0:
         return greedy(row)
-    heat, p, floor = float(temperature), None if top_p is None else float(top_p), None if min_p is None else float(min_p)
+    heat, p, floor = (
+        float(temperature),
+        None if top_p is None else float(top_p),
+        None if min_p is None else float(min_p),
+    )
 
     def draw() -> Any:
         logits = intrinsics.output(row, "logits") / heat

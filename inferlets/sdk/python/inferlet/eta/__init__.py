@@ -1,14 +1,14 @@
 """Passes, their state, and the language of their epilogues.
 
-`ForwardPass`, `Pipeline`, `WorkingSet`, `StateGeometry`, `Channel` and `Output` drive the model. Everything else is for epilogues:
-`intrinsics.output(row, name)` reads what the model gave, and each op is a function (`softmax`, `top_k`, `categorical`, ...).
+`ForwardPass`, `Pipeline`, `WorkingSet`, `StateGeometry`, `Channel` and `Output` drive the model. Everything else is
+for epilogues: `intrinsics.output(row, name)` reads what the model gave, and each op is a function (`softmax`,
+`top_k`, `categorical`, ...).
 """
 
 from __future__ import annotations
 
+from inferlet.eta import _compose, _ops
 from inferlet.eta import _intrinsics as intrinsics
-from inferlet.eta import _ops
-from inferlet.eta._ops import *  # noqa: F403  # isort: skip; before `_compose`, whose mask_apply takes packed masks too
 from inferlet.eta._channel import Channel
 from inferlet.eta._compose import (
     cummass_le,
@@ -17,7 +17,6 @@ from inferlet.eta._compose import (
     fori,
     gumbel_max,
     l2norm,
-    mask_apply,
     masked_argmax,
     nucleus_sample,
     param,
@@ -29,10 +28,13 @@ from inferlet.eta._compose import (
     where,
 )
 from inferlet.eta._errors import EtaError
+from inferlet.eta._ops import *  # noqa: F403
 from inferlet.eta._output import Output
 from inferlet.eta._pass import ForwardPass
 from inferlet.eta._pipeline import Pipeline
 from inferlet.eta._state import StateGeometry, WorkingSet
+
+mask_apply = _compose.mask_apply  # takes packed masks too; `_ops` has the plain one
 
 # Element types, as the ops and `Channel` spell them.
 f32, i32, u32, boolean = "f32", "i32", "u32", "bool"

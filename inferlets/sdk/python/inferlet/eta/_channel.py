@@ -30,8 +30,8 @@ class Taken:
 class Channel:
     """A bounded queue of equal cells on the device, and the only state that traced programs share.
 
-    Inside an epilogue `take()`, `read()` and `put(x)` are traced. Outside, `put(value)` and `set(value)` act at once, and
-    `await ch.take()` / `await ch.read()` wait for a cell.
+    Inside an epilogue `take()`, `read()` and `put(x)` are traced. Outside, `put(value)` and `set(value)` act at once,
+    and `await ch.take()` / `await ch.read()` wait for a cell.
 
     Args:
         shape: an int, or a tuple of dimensions; () for a scalar.
@@ -55,7 +55,9 @@ class Channel:
 
     @classmethod
     def of(cls, value: Any, dtype: Any = None, capacity: int = 1) -> Channel:
-        """A channel that holds `value`; its shape and dtype are the value's (int -> i32, float -> f32, bool -> bool)."""
+        """A channel that holds `value`; its shape and dtype are the value's (int -> i32, float -> f32, bool ->
+        bool).
+        """
         shape, kind = describe(value)
         channel = cls(shape, kind if dtype is None else dtype, capacity)
         channel.put(value)
@@ -84,7 +86,9 @@ class Channel:
         self._runtime.transport.channel(self._handle, "put", checked(value, self))
 
     def set(self, value: Any) -> None:
-        """Replace the front cell (or fill an empty channel), on the host only: a control value for passes that `read`."""
+        """Replace the front cell (or fill an empty channel), on the host only: a control value for passes that
+        `read`.
+        """
         if current() is not None:
             raise UsageError("Channel.set is for the host; inside an epilogue use put")
         self._runtime.transport.channel(self._handle, "set", checked(value, self))

@@ -12,9 +12,9 @@ from inferlet._host import Shot
 class Output:
     """One value computed on the device: await it on the host, or embed it in another pass without waiting.
 
-    The Output that `ForwardPass.epilogue` returns stands for the *last* submit of its pass; the one that `Pipeline.submit`
-    returns is of that submit for good. Awaiting gives int, float or bool for a scalar and nested lists for an array; the
-    same again each time. `PassError` is raised when the pass failed.
+    The Output that `ForwardPass.epilogue` returns stands for the *last* submit of its pass; the one that
+    `Pipeline.submit` returns is of that submit for good. Awaiting gives int, float or bool for a scalar and nested
+    lists for an array; the same again each time. `PassError` is raised when the pass failed.
 
     Attributes:
         dtype: "f32", "i32", "u32" or "bool".
@@ -74,7 +74,9 @@ class Done:
 
 
 def plain(value: Any, is_float: bool) -> Any:
-    """A result as the author's own: fresh lists, so that changing one changes nothing else; "nan" and "inf" as floats."""
+    """A result as the author's own: fresh lists, so that changing one changes nothing else; "nan" and "inf" as
+    floats.
+    """
     if isinstance(value, list):
         return [plain(item, is_float) for item in value]
     return float(value) if is_float else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import index
 from typing import Any, NoReturn
 
@@ -27,7 +28,9 @@ class Epilogue:
 
 
 class ForwardPass:
-    """A pass: tokens in, state to meet, positions to read out, and the author's epilogue. May be submitted many times."""
+    """A pass: tokens in, state to meet, positions to read out, and the author's epilogue. May be submitted many
+    times.
+    """
 
     __slots__ = ("_epilogue", "_geometry", "_prepared", "_readout", "_rows", "_runtime", "_sets")
 
@@ -61,23 +64,29 @@ class ForwardPass:
             if not isinstance(ws, WorkingSet):
                 raise UsageError(f"state: entry {i} is {type(ws).__name__}, not a WorkingSet")
             if any(ws is other for other in sets[:i]):
-                raise UsageError(f"state: set {i} is given twice; rows of one pass need sets of their own, such as ws.fork()")
+                raise UsageError(
+                    f"state: set {i} is given twice; rows of one pass need sets of their own, such as ws.fork()"
+                )
         self._sets, self._geometry = list(sets), geometry
         self._prepared = None
         return self
 
     def readout(self, rows: Sequence[Any]) -> ForwardPass:
-        """The positions whose outputs the epilogue sees, as indices into each row's new tokens (negative: from the end).
+        """The positions whose outputs the epilogue sees, as indices into each row's new tokens (negative: from the
+        end).
 
         Args:
-            rows: ints for a pass of one row, else a list of ints per row. Without a readout it is the last token of each row.
+            rows: ints for a pass of one row, else a list of ints per row. Without a readout it is the last token of
+                each row.
         """
         if not self._rows:
             raise UsageError("call embed(...) before readout(...): positions count within the new tokens")
         per_row = [rows] if rows and all(isinstance(r, int) for r in rows) else list(rows)
         if len(per_row) != len(self._rows):
             raise UsageError(f"readout names {len(per_row)} rows, but the pass has {len(self._rows)}")
-        self._readout = [positions(i, wanted, count_of(row)) for i, (wanted, row) in enumerate(zip(per_row, self._rows))]
+        self._readout = [
+            positions(i, wanted, count_of(row)) for i, (wanted, row) in enumerate(zip(per_row, self._rows, strict=True))
+        ]
         self._facts_changed()
         return self
 
@@ -141,7 +150,7 @@ class ForwardPass:
     def _facts_changed(self) -> None:
         if self._readout is not None:
             fits = len(self._readout) == len(self._rows) and all(
-                max(wanted) < count_of(row) for wanted, row in zip(self._readout, self._rows)
+                max(wanted) < count_of(row) for wanted, row in zip(self._readout, self._rows, strict=True)
             )
             if not fits:
                 raise UsageError("the readout named earlier does not fit these rows: call readout(...) on a fresh pass")
@@ -158,7 +167,7 @@ class ForwardPass:
             if key is not None and not traced.channels:
                 memo.put(key, traced)
         if known is not None and len(known) == len(traced.results):  # the author's Outputs stay the pass's
-            for output, (dtype, shape) in zip(known, traced.results):
+            for output, (dtype, shape) in zip(known, traced.results, strict=True):
                 output.dtype, output.shape = dtype, shape
             outputs = known
         else:
@@ -171,13 +180,15 @@ class ForwardPass:
         if self._prepared is None:
             traced = None if self._epilogue is None else self._epilogue.traced
             assert self._geometry is not None
-            self._prepared = self._runtime.transport.prepare({
-                "geometry": self._geometry.kind,
-                "readout": self._readout,
-                "program": None if traced is None else traced.program,
-                "params": [] if traced is None else list(traced.params),
-                "channels": [] if traced is None else [channel._handle for channel in traced.channels],
-            })
+            self._prepared = self._runtime.transport.prepare(
+                {
+                    "geometry": self._geometry.kind,
+                    "readout": self._readout,
+                    "program": None if traced is None else traced.program,
+                    "params": [] if traced is None else list(traced.params),
+                    "channels": [] if traced is None else [channel._handle for channel in traced.channels],
+                }
+            )
         return self._prepared
 
     def _ready_rows(self) -> tuple[list[dict[str, Any]], list[int]]:
@@ -191,7 +202,7 @@ class ForwardPass:
         limit = self._runtime.facts.max_context
         rows: list[dict[str, Any]] = []
         counts = [count_of(row) for row in self._rows]
-        for i, (row, ws, count) in enumerate(zip(self._rows, self._sets, counts)):
+        for i, (row, ws, count) in enumerate(zip(self._rows, self._sets, counts, strict=True)):
             if ws._length + count > limit:
                 raise UsageError(
                     f"row {i} would be {ws._length + count} tokens long ({ws._length} in the set and {count} new), "
@@ -222,7 +233,9 @@ def rows_of(tokens: Any) -> list[Any]:
     try:
         items = list(tokens)
     except TypeError:
-        raise UsageError(f"embed takes a list of ints, an Output, a Channel or a list of these, not {tokens!r:.60}") from None
+        raise UsageError(
+            f"embed takes a list of ints, an Output, a Channel or a list of these, not {tokens!r:.60}"
+        ) from None
     if not items:
         raise UsageError("embed got no tokens: a pass needs at least one new token")
     nested = [isinstance(item, (Output, Channel, list, tuple, range)) for item in items]
@@ -230,7 +243,9 @@ def rows_of(tokens: Any) -> list[Any]:
         return items
     if any(nested):
         at = nested.index(True)
-        raise UsageError(f"embed got ints mixed with {type(items[at]).__name__} (entry {at}): one row is ints only, rows are lists")
+        raise UsageError(
+            f"embed got ints mixed with {type(items[at]).__name__} (entry {at}): one row is ints only, rows are lists"
+        )
     return [items]
 
 
@@ -260,8 +275,6 @@ def positions(row: int, wanted: Any, count: int) -> list[int]:
         found.append(at % count)
     if not found:
         raise UsageError(f"readout of row {row} names no position")
-    if any(a >= b for a, b in zip(found, found[1:])):
+    if any(a >= b for a, b in pairwise(found)):
         raise UsageError(f"readout of row {row} is {found}: positions come in increasing order, each once")
     return found
-
-

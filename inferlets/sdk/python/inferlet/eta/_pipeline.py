@@ -36,8 +36,8 @@ class Pipeline:
         """Send the pass on its way.
 
         Returns:
-            the Output(s) of this submit (a tuple when the epilogue returns one); without an epilogue an awaitable that ends
-            when the pass has run.
+            the Output(s) of this submit (a tuple when the epilogue returns one); without an epilogue an awaitable
+            that ends when the pass has run.
         Raises:
             UsageError: what the pass lacks, at this line. RefusedError: the host's limits.
         """
@@ -50,10 +50,11 @@ class Pipeline:
         return tuple(output._at(shot) for output in epilogue.outputs)
 
     def run_ahead(self, fwd: ForwardPass, count: int, depth: int = 4) -> RunAhead:
-        """Submit `fwd` `count` times, up to `depth` in flight from now on: `async for value in pipe.run_ahead(fwd, 20)`.
+        """Submit `fwd` `count` times, up to `depth` in flight from now on: `async for value in pipe.run_ahead(fwd,
+        20)`.
 
-        A convenience over `submit`. The pass should feed itself, from its own Output or from a Channel. Leaving the loop
-        early leaves up to `depth - 1` further passes in flight: `cancel()` drops them.
+        A convenience over `submit`. The pass should feed itself, from its own Output or from a Channel. Leaving the
+        loop early leaves up to `depth - 1` further passes in flight: `cancel()` drops them.
         """
         if type(count) is not int or count < 0 or type(depth) is not int or depth < 1:
             raise UsageError(f"run_ahead: count {count!r} is an int of at least 0 and depth {depth!r} of at least 1")
@@ -64,7 +65,9 @@ class Pipeline:
         self._end(cancel=False)
 
     def cancel(self) -> None:
-        """No more submits; what no step has taken is dropped and what is in flight is discarded (`PassError` at its await)."""
+        """No more submits; what no step has taken is dropped and what is in flight is discarded (`PassError` at its
+        await).
+        """
         self._end(cancel=True)
 
     def _end(self, cancel: bool) -> None:
@@ -83,7 +86,7 @@ class Pipeline:
         owner.sweep()
         shot = owner.shot(owner.transport.submit(self._handle, rows, prepared, author_line(), owner.dropped()))
         if fwd._geometry is not None and fwd._geometry.kind == "fold":
-            for ws, count in zip(fwd._sets, counts):
+            for ws, count in zip(fwd._sets, counts, strict=True):
                 ws._length += count
         if fwd._epilogue is not None:
             for output in fwd._epilogue.outputs:
@@ -93,7 +96,9 @@ class Pipeline:
     async def __aenter__(self) -> Pipeline:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end(cancel=kind is not None)
 
     def __repr__(self) -> str:
@@ -129,5 +134,3 @@ class RunAhead:
         if isinstance(oldest, tuple):
             return tuple([await output for output in oldest])
         return await oldest
-
-

@@ -39,8 +39,8 @@ class StateGeometry:
 class WorkingSet:
     """A sequence's state, whatever the model keeps: KV pages, recurrent slots.
 
-    `len(ws)` is the number of tokens submitted to it, which is the next token's position. Calls take effect in the order
-    they are made, without waiting: a fork of a set with passes in flight is the set after them.
+    `len(ws)` is the number of tokens submitted to it, which is the next token's position. Calls take effect in the
+    order they are made, without waiting: a fork of a set with passes in flight is the set after them.
     """
 
     __slots__ = ("__weakref__", "_handle", "_length", "_runtime")
