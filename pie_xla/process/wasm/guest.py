@@ -21,8 +21,8 @@ from pie_xla.process.wasm.world import SleepRefused, World
 
 _dll = ffi.dll
 # CFUNCTYPE gives up the GIL while wasm runs.
-# CFUNCTYPE gives up the GIL while wasm runs.
 _poll = ctypes.CFUNCTYPE(ctypes.c_bool, c_void_p)(("wasmtime_call_future_poll", _dll))
+_poll_holding_gil = ctypes.PYFUNCTYPE(ctypes.c_bool, c_void_p)(("wasmtime_call_future_poll", _dll))
 _future_delete = ctypes.CFUNCTYPE(None, c_void_p)(("wasmtime_call_future_delete", _dll))
 _instantiate_async = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)(
     ("wasmtime_component_linker_instantiate_async", _dll)
@@ -36,7 +36,6 @@ _yield_at_epoch = ctypes.CFUNCTYPE(None, c_void_p, ctypes.c_uint64)(
 )
 _set_deadline = ctypes.PYFUNCTYPE(None, c_void_p, ctypes.c_uint64)(("wasmtime_context_set_epoch_deadline", _dll))
 
-_SLICE_TICKS = 2  # a slice lasts between one and two ticks of the epoch
 _CRASH_TAIL = 2000  # characters of the runtime's own last words in a crash report
 
 
@@ -138,6 +137,10 @@ class Guest:
     # -- what the scheduler does -------------------------------------------------------------------------------------
 
     @property
+    def started(self) -> bool:
+        return self._stage is not _Stage.NEW
+
+    @property
     def ended(self) -> bool:
         return self._stage is _Stage.ENDED
 
@@ -150,8 +153,14 @@ class Guest:
         if self._pending is not None:
             self._pending.wake()
 
-    def poll(self) -> tuple[Poll, GuestExit | None]:
-        """Run until it blocks, has used its slice, or ends; an end comes with its exit, everything freed."""
+    def poll(self, ticks: int, *, holding_gil: bool) -> tuple[Poll, GuestExit | None]:
+        """Run until it blocks, the epoch has moved on by `ticks`, or it ends; an end comes with its exit, all freed.
+
+        Args:
+            holding_gil: keep other Python threads out meanwhile; somebody else must be able to move the epoch.
+        """
+        self._poll_future = _poll_holding_gil if holding_gil else _poll
+        self._ticks = ticks
         started = time.thread_time_ns()
         self._world.current = self
         ended: GuestExit | None = None
@@ -216,7 +225,7 @@ class Guest:
         store.set_wasi(wasi)
         context = ctypes.cast(store._context(), c_void_p)
         self._context = context.value or 0
-        _yield_at_epoch(context, _SLICE_TICKS)
+        _yield_at_epoch(context, 1)  # what it moves the deadline by does not matter: each poll sets it
         self._future = _instantiate_async(
             ctypes.cast(self._world.linker.ptr(), c_void_p),
             context,
@@ -237,8 +246,8 @@ class Guest:
         return True
 
     def _resume(self) -> bool:
-        _set_deadline(self._context, _SLICE_TICKS)
-        if not _poll(self._future):
+        _set_deadline(self._context, self._ticks)
+        if not self._poll_future(self._future):
             return False
         _future_delete(self._future)
         self._future = None

@@ -20,12 +20,14 @@ import wasmtime
 
 from pie_xla.process.wasm.guest import Guest, Poll
 from pie_xla.process.wasm.limits import ExitKind, GuestExit
-from pie_xla.process.wasm.ticker import EpochTicker
+from pie_xla.process.wasm.slices import SliceTimer, new_timer
 
 _log = logging.getLogger(__name__)
 
 # Guests run on their own fibers' stacks; below 768 KiB here, a guest's deep recursion still kills the server.
 _THREAD_STACK_BYTES = 16 << 20
+_SLICE_SECONDS = 0.005
+_SHORT_SLICE_SECONDS = 0.002  # of a guest that blocked before, while the GIL is held
 # A guest that used this many slices without blocking is computing, and `idle` no longer waits for it.
 _SLICES_UNTIL_BUSY = 4
 # Computing guests run when no other is ready, and at least this often.
@@ -39,7 +41,12 @@ class FiberScheduler:
         on_quiescent: called on the scheduler's thread when the last guest that had something to do blocked or ended.
     """
 
-    def __init__(self, engine: wasmtime.Engine, on_quiescent: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        engine: wasmtime.Engine,
+        on_quiescent: Callable[[], None] | None = None,
+        timer: SliceTimer | None = None,
+    ) -> None:
         self._on_quiescent = on_quiescent
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -49,7 +56,7 @@ class FiberScheduler:
         self._timers: list[tuple[float, int, Guest]] = []
         self._timer_ids = itertools.count()
         self._closing = False
-        self._ticker = EpochTicker(engine)
+        self._timer = timer or new_timer(engine)
         previous = threading.stack_size(_THREAD_STACK_BYTES)
         try:
             self._thread = threading.Thread(target=self._run, name="pie-fibers", daemon=True)
@@ -126,7 +133,7 @@ class FiberScheduler:
                 self._tell(self._on_quiescent)
         for guest in list(self._guests):
             self._kill(guest, "the server is shutting down")
-        self._ticker.close()
+        self._timer.close()
 
     def _fire_timers(self) -> float | None:
         """Wake what is due; the time until the next timer in seconds, or None."""
@@ -149,9 +156,11 @@ class FiberScheduler:
     def _turn(self, guest: Guest) -> None:
         if not guest.runnable:
             return
-        self._ticker.begin()
-        state, ended = guest.poll()
-        self._ticker.end()
+        # A guest that is known to compute runs without the GIL; the others are done before anybody misses it.
+        short = self._timer.native and guest.started and guest.slices == 0
+        self._timer.begin(_SHORT_SLICE_SECONDS if short else _SLICE_SECONDS)
+        state, ended = guest.poll(self._timer.ticks, holding_gil=short)
+        self._timer.end()
         match state:
             case Poll.BLOCKED:
                 guest.slices = 0

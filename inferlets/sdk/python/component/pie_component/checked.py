@@ -21,7 +21,11 @@ MAX_LIST = 1 << 20
 
 
 def _unsigned(bits: int) -> Callable[[Any], int]:
+    limit = 1 << bits
+
     def check(value: Any) -> int:
+        if type(value) is int and 0 <= value < limit:
+            return value
         number = operator.index(value)
         if number < 0 or number >> bits:
             raise ValueError(f"{number} does not fit an unsigned {bits}-bit number")
@@ -77,19 +81,48 @@ _PARAMETERS: dict[ModuleType, dict[str, tuple[Callable[[Any], Any], ...]]] = {
 }
 
 
-def _wrap(function: Callable[..., Any], checks: tuple[Callable[[Any], Any], ...]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        if len(args) != len(checks):
-            return function(*args)  # Python's own message about the number of arguments
-        try:
-            values = [check(value) for check, value in zip(checks, args, strict=True)]
-        except (TypeError, ValueError, OverflowError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{function.__name__}: {error}") from None
-        return function(*values)
+_BAD = (TypeError, ValueError, OverflowError)
 
-    return call
+
+def _wrap(function: Callable[..., Any], checks: tuple[Callable[[Any], Any], ...]) -> Callable[..., Any]:
+    # One wrapper for each number of arguments: a general one costs more than the host call itself.
+    match checks:
+        case ():
+            return function
+        case (check,):
+
+            def call(a: Any) -> Any:
+                try:
+                    a = check(a)
+                except _BAD as error:
+                    raise _named(function, error) from None
+                return function(a)
+        case (check, check_b):
+
+            def call(a: Any, b: Any) -> Any:  # type: ignore[misc]
+                try:
+                    a = check(a)
+                    b = check_b(b)
+                except _BAD as error:
+                    raise _named(function, error) from None
+                return function(a, b)
+        case (check, check_b, check_c):
+
+            def call(a: Any, b: Any, c: Any) -> Any:  # type: ignore[misc]
+                try:
+                    a = check(a)
+                    b = check_b(b)
+                    c = check_c(c)
+                except _BAD as error:
+                    raise _named(function, error) from None
+                return function(a, b, c)
+
+    return functools.wraps(function)(call)
+
+
+def _named(function: Callable[..., Any], error: Exception) -> Exception:
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{function.__name__}: {error}")
 
 
 def install() -> None:
