@@ -7,10 +7,108 @@ Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464), and
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array, lax
 
+from poem.blocks.linear import Linear
+from poem.blocks.mlp import Activation
+from poem.blocks.norms import RMSNorm
+from poem.blocks.parameter import parameter
+from poem.context import Context
+from poem.spec import Leaf
+
 CHUNK = 64  # tokens solved at once; the published kernels use the same
+
+
+class ShortConv(nnx.Module):
+    """The filters of `causal_conv`: `kernel` [C, W]."""
+
+    def __init__(self, dtype: str, channels: int, width: int) -> None:
+        self.kernel = parameter(dtype, channels=channels, _width=width)
+
+
+class GatedDeltaNet(nnx.Module):
+    """Linear attention by the gated delta rule, as in Qwen3-Next and Qwen3.5.
+
+    A convolution over the joined q, k, v channels, the rule per value head, a norm gated by a projection of the input.
+
+    Args:
+        key_heads, value_heads: each key head serves value_heads / key_heads consecutive value heads.
+        key_dim, value_dim: Dk, Dv.
+        conv_width: W.
+        act: of the convolution and of the gate.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        *,
+        embed: int,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        conv_width: int,
+        act: Activation,
+        eps: float,
+    ) -> None:
+        self.sizes = (key_heads, value_heads, key_dim, value_dim)
+        channels = joined_channels(key_heads, value_heads, key_dim, value_dim)
+        self.in_proj_qkv = Linear(dtype, {"embed": embed}, {"channels": channels})
+        self.in_proj_z = Linear(dtype, {"embed": embed}, {"heads": value_heads, "head_dim": value_dim})
+        self.in_proj_b = Linear(dtype, {"embed": embed}, {"heads": value_heads})
+        self.in_proj_a = Linear(dtype, {"embed": embed}, {"heads": value_heads})
+        self.conv1d = ShortConv(dtype, channels, conv_width)
+        self.A_log = parameter(dtype, heads=value_heads)
+        self.dt_bias = parameter(dtype, heads=value_heads)
+        self.norm = RMSNorm(dtype, eps, head_dim=value_dim)
+        self.out_proj = Linear(dtype, {"heads": value_heads, "head_dim": value_dim}, {"embed": embed})
+        self.act = act
+
+    def __call__(self, x: Array, context: Context) -> Array:
+        """x [B, Q, D] -> [B, Q, D]; reads and writes this layer's `conv` and `delta` state."""
+        with jax.named_scope("linear_attn"):
+            K, H, Dk, Dv = self.sizes
+            B, Q = x.shape[:2]
+            counts = context.batch.counts
+            held = context.read()
+            # A padding token may hold anything, NaN too, and 0 * NaN would reach the state.
+            x = jnp.where((context.batch.positions >= 0)[:, :, None], x, jnp.zeros((), x.dtype))
+            mixed, tail = causal_conv(self.in_proj_qkv(x), held["conv"], self.conv1d.kernel[...], counts)
+            q, k, v = jnp.split(self.act(mixed), (K * Dk, 2 * K * Dk), axis=-1)
+            q = l2_normalize(q.reshape(B, Q, K, Dk)) * jnp.float32(Dk**-0.5)
+            k = l2_normalize(k.reshape(B, Q, K, Dk))
+            v = v.reshape(B, Q, H, Dv).astype(jnp.float32)
+            q, k, v = (
+                context.constrain(part, None, None, "heads", None)
+                for part in (jnp.repeat(q, H // K, axis=2), jnp.repeat(k, H // K, axis=2), v)
+            )
+            beta = jax.nn.sigmoid(self.in_proj_b(x)).astype(jnp.float32)
+            step = self.in_proj_a(x).astype(jnp.float32) + self.dt_bias[...].astype(jnp.float32)[None, None]
+            decay = -jnp.exp(self.A_log[...].astype(jnp.float32))[None, None] * jax.nn.softplus(step)
+            out, state = gated_delta_rule(q, k, v, decay, beta, held["delta"], counts)
+            context.write({"conv": tail, "delta": state})
+            # The norm comes before the gate, and the gate stays in float32.
+            normed = self.norm(out.astype(x.dtype)).astype(jnp.float32)
+            return self.out_proj((normed * self.act(self.in_proj_z(x).astype(jnp.float32))).astype(x.dtype))
+
+
+def joined_channels(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
+    """C: the width of q, k and v side by side."""
+    return 2 * key_heads * key_dim + value_heads * value_dim
+
+
+def delta_state(
+    dtype: str, key_heads: int, value_heads: int, key_dim: int, value_dim: int, conv_width: int
+) -> dict[str, Leaf]:
+    """What one GatedDeltaNet layer keeps per sequence: the convolution's last inputs, and the float32 matrix."""
+    channels = joined_channels(key_heads, value_heads, key_dim, value_dim)
+    return {
+        "conv": Leaf((conv_width - 1, channels), dtype, (None, "channels")),
+        "delta": Leaf((value_heads, key_dim, value_dim), "float32", ("heads", None, None)),
+    }
 
 
 def l2_normalize(x: Array, eps: float = 1e-6) -> Array:
@@ -55,7 +153,8 @@ def gated_delta_rule(
         counts: i32[B] real tokens per row.
 
     Returns:
-        (f32[B, Q, H, Dv], the state after `counts` tokens). Outputs at padding tokens mean nothing.
+        (f32[B, Q, H, Dv], the state after `counts` tokens). Outputs at padding tokens mean nothing; their inputs must
+        be finite.
     """
     length = q.shape[1]
     real = (jnp.arange(length, dtype=counts.dtype)[None, :] < counts[:, None])[:, :, None]  # [B, Q, 1]
