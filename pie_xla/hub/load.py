@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pie_xla.errors import PieError
 from pie_xla.hub.arrays import ArrayReader
 from pie_xla.hub.disk import human_bytes
@@ -94,16 +92,14 @@ def _start(
     """Begin reading the slices that this host's devices need, each once; the result waits for them and places them."""
     import jax
 
-    store = reader.open(record.path, record.shape, record.dtype)
     slices = sharding.addressable_devices_indices_map(leaf.shape)
-    pending: dict[tuple[tuple[int | None, int | None], ...], Any] = {}
-    for index in slices.values():
-        key = _key(index)
-        if key not in pending:
-            pending[key] = store[index].read() if index else store.read()
+    distinct = {_key(index): index or () for index in slices.values()}
+    pending = {
+        key: reader.read(record.path, record.shape, record.dtype, index, leaf.dtype) for key, index in distinct.items()
+    }
 
     def finish() -> jax.Array:
-        values = {key: _cast(future.result(), leaf.dtype) for key, future in pending.items()}
+        values = {key: wait() for key, wait in pending.items()}
         shards = [jax.device_put(values[_key(index)], device) for device, index in slices.items()]
         return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
@@ -112,14 +108,6 @@ def _start(
 
 def _key(index: tuple[slice, ...] | None) -> tuple[tuple[int | None, int | None], ...]:
     return tuple((part.start, part.stop) for part in index or ())
-
-
-def _cast(value: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    if value.dtype.name == dtype:
-        return value
-    import jax.numpy as jnp
-
-    return value.astype(jnp.dtype(dtype))
 
 
 def _check(entry: ModelEntry, record: ParamRecord | None, path: str, leaf: Leaf) -> None:
