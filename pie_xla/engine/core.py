@@ -342,9 +342,9 @@ class Core:
         self.counters["token slots"] += launch.bucket.area
         if not flight.fused and len(flight.groups) == 1 and launch.bucket.tokens == 1:
             entry = flight.groups[0].entry
-            if len(inputs) == len(rows) == sum(len(i.positions[0]) for i in inputs) and entry.program.results:
-                if self._programs.hot(entry, launch.bucket):
-                    self._fuse(entry, launch.bucket)
+            alone = len(inputs) == len(rows) == sum(len(i.positions[0]) for i in inputs)
+            if alone and entry.program.results and self._programs.hot(entry, launch.bucket):
+                self._fuse(entry, launch.bucket)
         return flight
 
     def _take(self, item: Pass) -> dict[int, int]:
@@ -636,6 +636,6 @@ def _traffic(item: Pass) -> list[tuple[Channel, int, bool]]:
     for channel, use in zip(item.channels, item.entry.program.channels, strict=True):
         seen[channel.id] = (channel, 2 if use.take else 1 if use.read else 0, use.put)
     for channel in item.embedded:
-        _, takes, puts = seen.get(channel.id, (channel, 0, False))
+        _, _, puts = seen.get(channel.id, (channel, 0, False))
         seen[channel.id] = (channel, 2, puts)
     return list(seen.values())

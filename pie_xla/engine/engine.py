@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pie_xla.engine.api import EngineOptions, Event, LoadedModel, PassError
@@ -49,7 +50,7 @@ class Engine:
     def __init__(
         self,
         model: LoadedModel,
-        options: EngineOptions = EngineOptions(),
+        options: EngineOptions,
         store: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -68,7 +69,7 @@ class Engine:
         self._shapes = StepShapes(model.lowered, self.plan.units, options.word_count, self.max_context, structs)
         pools = ",".join(f"{name}={n}" for name, n in self.plan.units.items())
         engine_key = f"{model.key}|{pools}|{options.word_count}|{self.max_context}"
-        self._store = ExecutableStore(store, engine_key)
+        self._store = ExecutableStore(store, engine_key, _devices(model))
         self._table = ExecutableTable(self._store)
         self._programs = ProgramTable(self._shapes, self._buckets, self._table, options, self._wake)
         self._ledger = StateLedger(model.lowered.groups, self.plan.units, self.facts.page_size)
@@ -351,6 +352,12 @@ class _Door:
             landed = [flight for flight, _, _ in outcome]
             failed = [member.item for flight in flights if flight not in landed for member in flight.inputs]
             core.launch_failed(failed, error, lost=True)
+
+
+def _devices(model: LoadedModel) -> list[jax.Device]:
+    """The devices that hold the weights, in order."""
+    weight = next(iter(model.params.values()))
+    return sorted(weight.sharding.device_set, key=lambda device: device.id)
 
 
 def _structs(model: LoadedModel, units: dict[str, int]) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,15 @@ def compile_now(work: Compilable) -> Any:
 class ExecutableStore:
     """Serialized executables in one private directory (mode 0700); None keeps nothing.
 
+    `devices` are those that executables run on: all of a mesh, or the one that holds the model.
+
     The file name is a digest of all that decides machine code: versions, device kind, CPU features, the engine's own key and the
     executable's.
     """
 
-    def __init__(self, root: Path | None, engine_key: str) -> None:
+    def __init__(self, root: Path | None, engine_key: str, devices: Sequence[jax.Device]) -> None:
         self._root = root
+        self._devices = list(devices)
         self._engine_key = engine_key
         if root is not None:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,7 +79,7 @@ class ExecutableStore:
 
         try:
             payload, in_tree, out_tree = pickle.loads(path.read_bytes())
-            return deserialize_and_load(payload, in_tree, out_tree)
+            return deserialize_and_load(payload, in_tree, out_tree, execution_devices=self._devices)
         except Exception:  # a damaged or foreign file costs a compile, nothing more
             path.unlink(missing_ok=True)
             return None

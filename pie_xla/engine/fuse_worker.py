@@ -13,6 +13,7 @@ from typing import Any
 
 def main() -> None:
     job = json.load(sys.stdin)
+    os.nice(19)  # whoever waits for tokens comes first
     failure: list[BaseException] = []
 
     def work() -> None:

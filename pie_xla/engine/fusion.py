@@ -7,7 +7,6 @@ one at a time.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -94,7 +93,6 @@ class FusionService:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            preexec_fn=_lowest_priority,
         )
         _, said = self._child.communicate(json.dumps(job).encode())
         if self._child.returncode != 0 and not self._closed:
@@ -109,7 +107,3 @@ def serialized_form(program: Any) -> str | None:
     from pie_xla.eta.program import EtaProgram
 
     return program.text if isinstance(program, EtaProgram) else None
-
-
-def _lowest_priority() -> None:
-    os.nice(19)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from pie_xla.engine.packing import words_of
 from pie_xla.engine.programs import ProgramEntry, ProgramTable
 from pie_xla.engine.records import Pass
 from pie_xla.engine.state import Copy, StateLedger
-from pie_xla.engine.steps import Compilable, StepShapes, power_of_two
+from pie_xla.engine.steps import StepShapes, power_of_two
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,8 @@ class Launcher:
             values.copy_to_host_async()
             sizes = self._shapes.segments(program)
             if sizes:
-                commit = self._small(
-                    self._programs.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes)
-                )
+                build = partial(self._shapes.commit, sizes, passes)
+                commit = self._small(self._programs.commit_key(sizes, passes), build)
                 self.words = commit(self.words, values, offsets)
             groups.append(Group(entry, part, values))
         return groups
@@ -209,9 +209,9 @@ class Launcher:
             positions = member.positions[read.row]
             where[i] = positions[-1] if spans is None else positions
         output = outputs[read.name]
-        if spans is None and passes == bucket.readouts and output.dtype == read.dtype.numpy:
-            if all(where[i] == i for i in range(len(part))):
-                return output
+        whole = spans is None and passes == bucket.readouts and output.dtype == read.dtype.numpy
+        if whole and all(where[i] == i for i in range(len(part))):
+            return output
         key = self._programs.rows_key(read, bucket.readouts, passes)
         return self._small(key, lambda: self._shapes.rows(read, bucket.readouts, passes))(output, where)
 
@@ -290,5 +290,3 @@ def _size(entry: ProgramEntry, n: int) -> int:
     enough = [size for size in entry.sizes if size >= n]
     return min(enough) if enough else max(entry.sizes)
 
-
-__all__ = ["Compilable", "Flight", "Group", "Launcher", "ProgramInput", "RowInput"]

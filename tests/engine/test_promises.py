@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 
@@ -14,9 +15,14 @@ from pie_xla.engine.api import FromTicket, PassError, PassRequest, Recipe, Row
 from pie_xla.engine.engine import Engine
 from pie_xla.engine.executables import Key
 from pie_xla.errors import PieError
+from pie_xla.eta.program import EtaProgram
 from pie_xla.eta.types import DType, Read, TensorType
 
 PROMPT = [5, 17, 80, 3, 3, 41]
+GREEDY_BODY = {
+    "channels": [], "eta": 1, "ops": [["output", [], {"i": 0}], ["reduce_argmax", [0], {}]], "out": [1], "params": [],
+    "reads": [[0, "logits", "f32", [V]]], "rows": 1, "single": True,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +241,7 @@ def test_a_hot_program_is_fused_by_another_process_and_its_tokens_stay(model, tm
     served = Engine(dataclasses.replace(model, recipe=recipe), hot, store=tmp_path / "store")
     served.start(warm=((1, 1), (1, 16)))
     try:
-        program = EtaProgram.from_json(json.dumps(GREEDY_DOCUMENT))
+        program = EtaProgram.from_json(json.dumps({"body": GREEDY_BODY}))
         listener = Listener()
         client = served.client("a", listener)
         expected = reference_greedy(model.lowered, model.params, PROMPT, 12)
