@@ -1,8 +1,8 @@
 """Attention on TPU: JAX's Pallas ragged paged attention, and what it takes to feed it.
 
 The kernel wants the launch's real tokens packed without gaps, K and V of a head side by side in one page array,
-head_dim in multiples of 128 lanes, and a tileable number of heads per device. So this module packs, interleaves and pads;
-`PaddingCost` says what the padding costs.
+head_dim in multiples of 128 lanes, and a tileable number of heads per device. So this module packs, interleaves and
+pads; `PaddingCost` says what the padding costs.
 
 Letters: B rows, Q tokens per row, T = B*Q, H query heads, K kv heads, G = H/K, d head_dim, N pages per row, P pages
 of the pool; Kp and dp are K and d padded.
@@ -63,7 +63,8 @@ class PaddingCost:
             return f"{self.heads}/{self.kv_heads} heads of {self.head_dim}: no padding"
         return (
             f"{self.heads}/{self.kv_heads} heads of {self.head_dim} padded to "
-            f"{self.padded_heads}/{self.padded_kv_heads} of {self.padded_head_dim}: KV bytes x{self.bytes_factor:.2f}, attention FLOPs x{self.flops_factor:.2f}"
+            f"{self.padded_heads}/{self.padded_kv_heads} of {self.padded_head_dim}: "
+            f"KV bytes x{self.bytes_factor:.2f}, attention FLOPs x{self.flops_factor:.2f}"
         )
 
 
