@@ -1,6 +1,7 @@
 """Writes what other rooms and languages take from the op table: `python -m pie_xla.eta.emit`.
 
-The SDK's `_rules.py`, `_table.py` and `_ops.py`; `docs/eta-ops.md`; `tests/eta/golden/table.json`. A test asserts that all are current.
+The SDK's `_rules.py`, `_table.py` and `_ops.py`; `docs/eta-ops.md`; `tests/eta/golden/table.json`. A test asserts that
+all are current.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def _strings(texts: tuple[str, ...]) -> str:
 
 def table_text() -> str:
     """`_table.py` of the Python SDK."""
-    lines = [f'"""The op table. {_MADE}"""', "", "# ruff: noqa", "from __future__ import annotations", ""]
-    lines += ["from inferlet.eta._rules import Attr, Rule", "", "TABLE: dict[str, Rule] = {", "    rule.name: rule", "    for rule in ("]
+    lines = [f'"""The op table. {_MADE}"""', "", "# ruff: noqa: E501", "from __future__ import annotations", ""]
+    lines += ["from inferlet.eta._rules import Attr, Rule", ""]
+    lines += ["TABLE: dict[str, Rule] = {", "    rule.name: rule", "    for rule in ("]
     for op in TABLE.values():
         rule = op.rule
         attrs = "(" + "".join(f"{_attr(attr)}, " for attr in rule.attrs.values()) + ")"
         lines.append(
-            f"        Rule({rule.name!r}, {rule.signature!r}, {rule.doc!r}, {attrs}, {_strings(rule.where)}, {rule.cost!r}, {rule.random}),"
+            f"        Rule({rule.name!r}, {rule.signature!r}, {rule.doc!r}, {attrs}, {_strings(rule.where)}, "
+            f"{rule.cost!r}, {rule.random}),"
         )
     return "\n".join([*lines, "    )", "}", ""])
 
@@ -70,8 +73,9 @@ def _typed(patterns: list[Pattern]) -> str:
 def ops_text() -> str:
     """`_ops.py` of the Python SDK: one function per op."""
     names = [python_name(name) for name in TABLE]
-    lines = [f'"""One function per op of the table. {_MADE}"""', "", "# ruff: noqa", "from __future__ import annotations", ""]
-    lines += ["from typing import Any", "", "from inferlet.eta._recorder import recorder", "from inferlet.eta._tensor import Tensor", ""]
+    lines = [f'"""One function per op of the table. {_MADE}"""', "", "# ruff: noqa: E501", ""]
+    lines += ["from __future__ import annotations", "", "from typing import Any", ""]
+    lines += ["from inferlet.eta._recorder import recorder", "from inferlet.eta._tensor import Tensor", ""]
     lines += ["Value = Any  # a tensor, a number, or a nested list of numbers", "", "__all__ = ["]
     lines += [*(f'    "{name}",' for name in sorted(names)), "]", ""]
     for name, op in TABLE.items():
@@ -91,14 +95,15 @@ def ops_text() -> str:
 def docs_text() -> str:
     """`docs/eta-ops.md`: the op reference."""
     lines = ["# eta: op reference", "", f"_{_MADE}_", ""]
-    lines += [
-        f"{len(TABLE)} ops over `f32`, `i32`, `u32` and `bool`; rank 0 to {rules.MAX_RANK}; shapes are fixed when recorded; nothing is promoted.",
-        "A class `num` (f32, i32, u32), `int` (i32, u32) or `any` is one dtype per op. `*s` is any number of dimensions; `*s~` may be left",
-        "out, so that a scalar meets any shape. A Python number takes the dtype of the tensor beside it and is sent with each submit: changing",
-        "it never recompiles. Cost is in element operations (`elements`: of the largest operand or result), at least"
-        f" {rules.OP_COST} per op; a pass may cost {rules.MAX_COST}.",
-        "",
-    ]
+    about = (
+        f"{len(TABLE)} ops over `f32`, `i32`, `u32` and `bool`; rank 0 to {rules.MAX_RANK}; shapes are fixed when recorded; "
+        "nothing is promoted. A class `num` (f32, i32, u32), `int` (i32, u32) or `any` is one dtype per op. `*s` is any "
+        "number of dimensions; `*s~` may be left out, so that a scalar meets any shape. A Python number takes the dtype "
+        "of the tensor beside it and is sent with each submit: changing it never recompiles. Cost is in element "
+        f"operations (`elements`: of the largest operand or result), at least {rules.OP_COST} per op; a pass may cost "
+        f"{rules.MAX_COST}."
+    )
+    lines += [*wrap(about, 118), ""]
     for family in dict.fromkeys(op.family for op in TABLE.values()):
         lines += [f"## {family.capitalize()}", "", "| op | signature | meaning | cost |", "|---|---|---|---|"]
         for name, op in TABLE.items():
@@ -108,7 +113,8 @@ def docs_text() -> str:
             attrs = "".join(f" `{attr.name}`: {attr.doc}." for attr in rule.attrs.values())
             where = "".join(f" Needs `{text}`." for text in rule.where)
             signature = f"{_typed(rule.operands)} -> {_typed(rule.results)}".strip()
-            lines.append(f"| `{python_name(name)}` | `{signature}` | {rule.doc}{attrs}{where} | `{rule.cost or 'elements'}` |")
+            cost = rule.cost or "elements"
+            lines.append(f"| `{python_name(name)}` | `{signature}` | {rule.doc}{attrs}{where} | `{cost}` |")
         lines.append("")
     return "\n".join(lines)
 
@@ -130,7 +136,8 @@ def json_text() -> str:
         for rule in (op.rule,)
     ]
     limits = {"rank": rules.MAX_RANK, "elements": rules.MAX_ELEMENTS, "ops": rules.MAX_OPS, "cost": rules.MAX_COST}
-    return json.dumps({"version": rules.VERSION, "limits": limits, "op_cost": rules.OP_COST, "ops": rows}, indent=1) + "\n"
+    table = {"version": rules.VERSION, "limits": limits, "op_cost": rules.OP_COST, "ops": rows}
+    return json.dumps(table, indent=1) + "\n"
 
 
 def files() -> dict[str, str]:

@@ -42,7 +42,7 @@ def lower_program(
 
     def run(body: Sequence[Node], draw: Draw) -> None:
         for node in body:
-            at = node.attrs.get("i")
+            at: int = node.attrs.get("i", -1)
             match node.name:
                 case "output" | "param" | "take" | "read":
                     pending = puts.get(at) if node.name == "read" else None

@@ -1,8 +1,8 @@
 """A native epilogue: any traceable JAX code, as a program.
 
-The author's function is traced once. Numbers given to eta functions, channel cells and arrays that the function closes over are
-inputs of the program, never constants in its code, so changing a value never recompiles. Python numbers in plain `jnp` code are
-constants, as under `jax.jit`.
+The author's function is traced once. Numbers given to eta functions, channel cells and arrays that the function closes
+over are inputs of the program, never constants in its code, so changing a value never recompiles. Python numbers in
+plain `jnp` code are constants, as under `jax.jit`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pie_xla.eta.program import Limits
 from pie_xla.eta.types import ChannelUse, DType, EtaError, Read, TensorType
 
 Array = Any
+_struct: Any = jax.ShapeDtypeStruct
 
 
 class Origin(Enum):
@@ -107,15 +108,15 @@ class NativeProgram:
         except ImportError:
             raise EtaError("a native program cannot be serialized: flatbuffers is not installed") from None
 
-        def batch(kind: TensorType) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((passes, *kind.shape), kind.dtype.numpy)
+        def batch(kind: TensorType) -> Any:
+            return _struct((passes, *kind.shape), kind.dtype.numpy)
 
         arguments = (
             [batch(read.type) for read in self.reads],
             [batch(kind) for kind in self.params],
             [batch(use.type) for use in self.channels],
-            jax.ShapeDtypeStruct((passes, 2), jnp.uint32),
-            jax.ShapeDtypeStruct((passes,), jnp.uint32),
+            _struct((passes, 2), jnp.uint32),
+            _struct((passes,), jnp.uint32),
         )
         return bytes(jax.export.export(jax.jit(jax.vmap(self.apply)))(*arguments).serialize())
 
@@ -141,7 +142,7 @@ def trace(
     """Trace an epilogue.
 
     Args:
-        run: calls the author's function while the recorder it is given is the current one, and returns what it returned.
+        run: calls the author's function while the recorder it is given is the current one; returns its result.
         outputs: name -> (shape of one position, dtype): the model's outputs.
         rows: per row of the pass, the number of readout positions, or None for the last token alone.
         source: "main.py:14", for errors.
@@ -167,8 +168,8 @@ def trace(
         results = [recorder.value(x, "a result") for x in ((result,) if single else tuple(result or ()))]
         return results, recorder.puts()
 
-    arguments = [jax.ShapeDtypeStruct(kind.shape, kind.dtype.numpy) for _, _, kind in inputs]
-    words = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.uint32)
+    arguments = [_struct(kind.shape, kind.dtype.numpy) for _, _, kind in inputs]
+    words = _struct((2,), jnp.uint32), _struct((), jnp.uint32)
     closed = jax.make_jaxpr(whole)(arguments, *words)
     jaxprs.refuse_effects(closed.jaxpr, source)
     consts, params = _sort(closed.consts, recorder)

@@ -1,4 +1,4 @@
-"""The recorder of a native process: eta's functions act on JAX tracers at once, so any `jnp` code may stand between them."""
+"""The recorder of a native process: eta's functions act on JAX tracers, so `jnp` code may stand between them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def _concrete(value: np.ndarray) -> Array:
 def _staged(concrete: Array) -> Array:
     """A tracer of it without the first axis; the array is found again, by identity, among the jaxpr's constants."""
     return lax.squeeze(concrete, (0,))
+
+
+def _not_a_value(value: object) -> EtaError:
+    return EtaError(f"{type(value).__name__} {value!r:.60} is not an array, a number or a nested list of numbers")
 
 
 class NativeRecorder:
@@ -81,7 +85,7 @@ class NativeRecorder:
             value = np.asarray(value).tolist()
         kind = dtype or rules.literal_dtype(value)
         if kind is None:
-            raise EtaError(f"{type(value).__name__} {value!r:.60} is not an array, a number or a nested list of numbers")
+            raise _not_a_value(value)
         try:
             number, _ = rules.check_literal("a literal", value, kind)
         except rules.RuleError as error:
@@ -172,7 +176,7 @@ class NativeRecorder:
             return name, tuple(value.shape)
         dtype = rules.literal_dtype(value)
         if dtype is None:
-            raise EtaError(f"{type(value).__name__} {value!r:.60} is not an array, a number or a nested list of numbers")
+            raise _not_a_value(value)
         return dtype, rules.check_literal("a literal", value, dtype)[1]
 
     def value(self, x: Any, what: str, dtype: str | None = None) -> Array:
@@ -180,7 +184,7 @@ class NativeRecorder:
         if not isinstance(x, jax.Array | np.ndarray | np.generic):
             return self.literal(x, dtype)
         name, _ = self.type_of(x)
-        return lax.convert_element_type(x, DType(name).numpy)
+        return lax.convert_element_type(jnp.asarray(x), DType(name).numpy)
 
     def _operand(self, rule: rules.Rule, at: int, operands: Sequence[Any]) -> Array:
         value = operands[at]

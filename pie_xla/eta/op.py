@@ -13,8 +13,8 @@ from pie_xla.eta.rules import Attr, Rule
 class Op:
     """A row of the table.
 
-    `lower(*operands, **attrs)` and `oracle(*operands, **attrs)` return one array or a tuple, in result order; those of a
-    random op take the pass's draw first (`rng.Draw`, `rng.OracleDraw`). `lower` may be vmapped any number of times.
+    `lower(*operands, **attrs)` and `oracle(*operands, **attrs)` return one array or a tuple, in result order; those of
+    a random op take the pass's draw first (`rng.Draw`, `rng.OracleDraw`). `lower` may be vmapped any number of times.
     """
 
     rule: Rule

@@ -1,13 +1,14 @@
 """The traced program: canonical JSON in, one typed, bounded, pure function out.
 
-The text is `{"body": {...}, "lines": [...], "source": "main.py:14"}`. Identity is the SHA-256 of the canonical body (sorted keys, no
-spaces, ASCII); `lines` (the author's file and line per op) and `source` are for errors and stay outside it. The body:
+The text is `{"body": {...}, "lines": [...], "source": "main.py:14"}`. Identity is the SHA-256 of the canonical body
+(sorted keys, no spaces, ASCII); `lines` (the author's file and line per op) and `source` are for errors and stay
+outside it. The body:
 
 - `eta`: format version. `rows`: rows of the pass. `single`: whether the author returned one tensor.
 - `reads`: `[row, name, dtype, shape]`. `params`, `channels`: `[dtype, shape]`.
-- `ops`: `[name, operand ids, attributes]`. Results are numbered in order of appearance. Leaves: `output`, `param`, `take`, `read` and
-  `put` name their table entry by attribute `i`. `fori` has `n`, `ops`, `out`: inside, the next ids are the i32 index and the carried
-  values; they and the body's values end with it.
+- `ops`: `[name, operand ids, attributes]`. Results are numbered in order of appearance. Leaves: `output`, `param`,
+  `take`, `read` and `put` name their table entry by attribute `i`. `fori` has `n`, `ops`, `out`: inside, the next ids
+  are the i32 index and the carried values; they and the body's values end with it.
 - `out`: ids of the results.
 """
 

@@ -1,7 +1,8 @@
 """Randomness as a pure function: threefry-2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-The words of one stream of one pass are `threefry(threefry(seed, (ordinal, stream)), (0, j))`: word 2j and word 2j+1. In iteration i of
-a loop the seed is `threefry(seed, (i, 2**31))`. Nothing depends on the row, the step, the batch or the backend.
+The words of one stream of one pass are `threefry(threefry(seed, (ordinal, stream)), (0, j))`: word 2j and word 2j+1.
+In iteration i of a loop the seed is `threefry(seed, (i, 2**31))`. Nothing depends on the row, the step, the batch or
+the backend.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def uniform(words: Array) -> Array:
 
 
 def gumbel(words: Array) -> Array:
-    """f32 standard Gumbel values: -log(E) with E = -log(1 - v), v in (0, 1) fine near 0, so that the upper tail is right."""
+    """f32 standard Gumbel values: -log(E), E = -log(1 - v), with v in (0, 1) fine near 0: the upper tail is right."""
     v = (words.astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     return -jnp.log(-jnp.log1p(-jnp.minimum(v, np.float32(1 - 2.0**-24))))
 

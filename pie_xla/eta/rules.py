@@ -5,7 +5,8 @@ A type is a pair `(dtype, shape)`: `("f32", (8, 49152))`. A signature reads
 
 - element type: `f32`, `i32`, `u32`, `bool`; a class `num` (f32, i32, u32), `int` (i32, u32) or `any`, one variable per
   name, so that `num[*s], num[*s]` is one element type; the name of a dtype attribute stands for its value.
-- dimension: a name binds an extent, an attribute's name or an expression (`stop - start`, `(n + 31) // 32`) must equal it.
+- dimension: a name binds an extent; an attribute's name or an expression (`stop - start`, `(n + 31) // 32`) must equal
+  it.
 - `*s` binds any number of dimensions; `*s~` may be left out by an operand (so a scalar meets any shape); `*s@axis` has
   `axis` dimensions; `*shape` with a shape attribute is that shape.
 Expressions hold integers, `+ - * //`, comparisons, `size(s)`, `rank(s)`, `log2(n)` (rounded up), `min`, `max`, and
@@ -15,6 +16,7 @@ Expressions hold integers, `+ - * //`, comparisons, `size(s)`, `rank(s)`, `log2(
 from __future__ import annotations
 
 from math import prod
+from types import CodeType
 
 VERSION = 1
 MAX_RANK = 4
@@ -41,7 +43,7 @@ def show(kind: Type) -> str:
 
 
 class Attr:
-    """One attribute: `kind` is int, dtype or shape; `low` and `high` bound an int; `default` is None when it must be given."""
+    """One attribute: `kind` is int, dtype or shape; `low`, `high` bound an int; without `default` it must be given."""
 
     def __init__(
         self, name: str, kind: str, doc: str, low: int = 0, high: int = MAX_ELEMENTS, default: int | None = None
@@ -122,7 +124,7 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def _compile(text: str):  # type: ignore[no-untyped-def]
+def _compile(text: str) -> CodeType:
     return compile(text.strip(), f"<rule {text.strip()}>", "eval")
 
 
@@ -149,8 +151,10 @@ _FUNCTIONS = {
 }
 
 
-def _evaluate(code, bound: dict) -> int:  # type: ignore[no-untyped-def,type-arg]
-    return eval(code, _FUNCTIONS, bound)  # noqa: S307 -- the table's own text, never a program's
+def _evaluate(code: CodeType, bound: dict[str, object]) -> int:
+    """Evaluate text of the table; never a program's."""
+    value: int = eval(code, _FUNCTIONS, bound)
+    return value
 
 
 class Rule:
@@ -306,7 +310,7 @@ def _bindings(text: str, bound: dict[str, object]) -> str:
 
 
 def literal_dtype(value: object) -> str | None:
-    """The dtype of a Python number or nested list when nothing else decides: f32, i32 or bool; None if it is neither."""
+    """The dtype of a Python number or nested list when nothing else decides: f32, i32, bool; None if it is neither."""
     while isinstance(value, list | tuple) and value:
         if any(isinstance(item, float) for item in value):
             return "f32"
@@ -319,7 +323,7 @@ def literal_dtype(value: object) -> str | None:
 
 
 def check_literal(where: str, value: object, dtype: str) -> tuple[object, tuple[int, ...]]:
-    """A Python number (or nested list) as `dtype`: its canonical value and shape; RuleError when it would lose anything."""
+    """A Python number or nested list as `dtype`: canonical value and shape; RuleError when it would lose anything."""
     if isinstance(value, list | tuple):
         if not value:
             raise RuleError(f"{where}: an empty list has no type; every extent must be at least 1")
@@ -344,6 +348,8 @@ def check_literal(where: str, value: object, dtype: str) -> tuple[object, tuple[
         if abs(value) > F32_MAX and value not in (float("inf"), float("-inf")):
             raise RuleError(f"{where}: {value} does not fit f32 (largest {F32_MAX})")
         return value, ()
+    if not isinstance(value, int | float):
+        raise RuleError(f"{where}: {_name(value)} is not a tensor, a number or a nested list of numbers")
     raise RuleError(f"{where}: {_name(value)} cannot become {dtype} without losing something; write it as {dtype}")
 
 

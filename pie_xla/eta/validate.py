@@ -126,7 +126,8 @@ class Validator:
 
     def _leaf(self, name: str, operands: tuple[int, ...], attrs: dict[str, Any], line: str, depth: int) -> Node:
         at = attrs.get("i")
-        entries = {"output": self.reads, "param": self.params}.get(name, self.channels)
+        tables: dict[str, Sequence[Read | TensorType]] = {"output": self.reads, "param": self.params}
+        entries = tables.get(name, self.channels)
         if set(attrs) != {"i"} or not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < len(entries):
             raise rules.RuleError(f"{name}: attribute i must be in 0..{len(entries) - 1}, got {str(attrs)[:60]}")
         if len(operands) != (name == "put"):
@@ -147,7 +148,8 @@ class Validator:
         match name:
             case "take":
                 if use.take or use.put:
-                    raise rules.RuleError(f"take: channel {at} was already {'put' if use.put else 'taken'} in this pass")
+                    done = "put" if use.put else "taken"
+                    raise rules.RuleError(f"take: channel {at} was already {done} in this pass")
                 use.take = True
             case "read":
                 use.read = use.read or not (use.put or use.take)
@@ -160,7 +162,8 @@ class Validator:
                 use.put = True
 
     def _loop(self, operands: tuple[int, ...], attrs: dict[str, Any], line: str, depth: int) -> Node:
-        if set(attrs) != {"n", "ops", "out"} or not isinstance(attrs["ops"], list) or not isinstance(attrs["out"], list):
+        lists = isinstance(attrs.get("ops"), list) and isinstance(attrs.get("out"), list)
+        if set(attrs) != {"n", "ops", "out"} or not lists:
             raise rules.RuleError("fori: attributes must be n, ops and out")
         n = attrs["n"]
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:

@@ -42,7 +42,8 @@ def attributes(rule: Rule, rng: np.random.Generator, bound: dict[str, Any]) -> d
             return {"start": start, "stop": int(rng.integers(start + 1, n + 1)), "axis": len(bound["a"])}
         case "concat":
             return {"axis": len(bound["a"])}
-    made: dict[str, Any] = {"stream": int(rng.integers(0, 5)), "shape": (3, 5), "n": 9, "length": 9, "window": 3, "sink": 2}
+    made: dict[str, Any] = {"stream": int(rng.integers(0, 5)), "shape": (3, 5), "n": 9, "length": 9}
+    made |= {"window": 3, "sink": 2}
     made["dtype"] = ["f32", "i32", "u32", "bool"][rng.integers(4)]
     return {name: made[name] for name in rule.attrs}
 
@@ -89,7 +90,8 @@ def operand(
         extent = bound["m"] if rule.name == "transpose" else bound.get("n", 9)
         near = rng.integers(0, extent, shape)
         made = np.where(rng.random(shape) < 0.7, near.astype(made.dtype), made)
-    if rule.name in ("cumsum", "cumprod", "reduce_sum", "matmul", "softmax", "log_softmax", "scatter_add") and dtype == "f32":
+    sums = ("cumsum", "cumprod", "reduce_sum", "matmul", "softmax", "log_softmax", "scatter_add")
+    if rule.name in sums and dtype == "f32":
         made = np.where(np.abs(made) > 1e9, np.float32(1.5), made)
     if rule.name in ("matmul", "cumsum", "cumprod", "reduce_sum"):
         made = np.where(np.isnan(made), np.float32(0.25), made) if dtype == "f32" else made

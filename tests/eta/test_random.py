@@ -33,7 +33,8 @@ def test_words_equal_jax_and_the_oracle() -> None:
     key = np.asarray(KEY, np.uint32)
     counter = np.asarray([7, 5], np.uint32)
     sub = jax.extend.random.threefry_2x32(key, counter)
-    words = jax.extend.random.threefry_2x32(sub, jnp.concatenate([jnp.zeros(6, jnp.uint32), jnp.arange(6, dtype=jnp.uint32)]))
+    counters = jnp.concatenate([jnp.zeros(6, jnp.uint32), jnp.arange(6, dtype=jnp.uint32)])
+    words = jax.extend.random.threefry_2x32(sub, counters)
     want = np.asarray(words).reshape(2, 6).T.reshape(-1)[:11]
     np.testing.assert_array_equal(np.asarray(draw().bits(5, 11)), want)
     np.testing.assert_array_equal(OracleDraw(KEY, 7).bits(5, 11), want)

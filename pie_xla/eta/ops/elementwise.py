@@ -25,10 +25,10 @@ _BITS = "x: u32[*s~], y: u32[*s~] -> u32[*s]"
 
 
 def _is_float(x: Array) -> bool:
-    return x.dtype == np.float32
+    return bool(x.dtype == np.float32)
 
 
-def _wrap(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _wrap(value: np.ndarray, dtype: np.dtype) -> Array:
     """int64 values modulo 2**32 as `dtype`."""
     return (np.asarray(value, np.int64) & 0xFFFFFFFF).astype(np.uint32).view(dtype)
 
@@ -36,7 +36,7 @@ def _wrap(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _integer(exact: Any) -> Any:
     """An oracle that computes integers in int64 and wraps, and floats as they are."""
 
-    def oracle(*operands: np.ndarray) -> np.ndarray:
+    def oracle(*operands: np.ndarray) -> Array:
         if _is_float(operands[0]):
             return exact(*operands)
         return _wrap(exact(*(np.asarray(x, np.int64) for x in operands)), operands[0].dtype)
@@ -56,11 +56,11 @@ def _guarded(divide: Any) -> Any:
     return lower
 
 
-def _safe(y: np.ndarray) -> np.ndarray:
+def _safe(y: np.ndarray) -> Array:
     return np.where(y == 0, 1, y)
 
 
-def _div_oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _div_oracle(x: np.ndarray, y: np.ndarray) -> Array:
     if _is_float(x):
         return x / y
     x64, y64 = x.astype(np.int64), y.astype(np.int64)
@@ -68,7 +68,7 @@ def _div_oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return _wrap(np.where(y64 == 0, 0, quotient), x.dtype)
 
 
-def _rem_oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _rem_oracle(x: np.ndarray, y: np.ndarray) -> Array:
     if _is_float(x):
         return np.fmod(x, y)
     x64, y64 = x.astype(np.int64), y.astype(np.int64)
@@ -85,7 +85,7 @@ def _floor_div(x: Array, y: Array) -> Array:
     return jnp.where(inexact & ((x < 0) != (y < 0)), quotient - 1, quotient)
 
 
-def _floor_div_oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _floor_div_oracle(x: np.ndarray, y: np.ndarray) -> Array:
     if _is_float(x):
         return np.floor(x / y)
     x64, y64 = x.astype(np.int64), y.astype(np.int64)
@@ -99,7 +99,7 @@ def _mod(x: Array, y: Array) -> Array:
     return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-def _mod_oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _mod_oracle(x: np.ndarray, y: np.ndarray) -> Array:
     if _is_float(x):
         rest = np.fmod(x, y)
         return np.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
@@ -121,7 +121,7 @@ def _cast(x: Array, dtype: str) -> Array:
     return jnp.where(inside, exact, ends)
 
 
-def _cast_oracle(x: np.ndarray, dtype: str) -> np.ndarray:
+def _cast_oracle(x: np.ndarray, dtype: str) -> Array:
     if dtype == "bool":
         return x != 0
     if dtype == "f32":
@@ -134,7 +134,7 @@ def _cast_oracle(x: np.ndarray, dtype: str) -> np.ndarray:
     return np.clip(wide, limits.min, limits.max).astype(target)
 
 
-def _sigmoid_oracle(x: np.ndarray) -> np.ndarray:
+def _sigmoid_oracle(x: np.ndarray) -> Array:
     return (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32)
 
 
@@ -152,7 +152,7 @@ def _shift(left: bool) -> Any:
 
 
 def _shift_oracle(left: bool) -> Any:
-    def oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def oracle(x: np.ndarray, y: np.ndarray) -> Array:
         wide, by = x.astype(np.uint64), np.minimum(y, 32).astype(np.uint64)
         return ((wide << by if left else wide >> by) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
@@ -207,7 +207,8 @@ OPS: tuple[Op, ...] = (
     ),
     _op(
         "cast", "x: any[*s] -> dtype[*s]",
-        "Convert. To bool: x != 0. From f32 to an integer: towards 0, clamped to the range, NaN is 0. i32 and u32 share bits.",
+        "Convert. To bool: x != 0. From f32 to an integer: towards 0, clamped to the range, NaN is 0. "
+        "i32 and u32 share bits.",
         _cast, _cast_oracle, attrs=(Attr("dtype", "dtype", "element type of the result"),),
     ),
 )  # fmt: skip

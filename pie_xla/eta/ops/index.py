@@ -30,7 +30,7 @@ def _gather(src: Array, idx: Array) -> Array:
     return jnp.where(keep, taken, jnp.zeros_like(taken))
 
 
-def _gather_oracle(src: np.ndarray, idx: np.ndarray) -> np.ndarray:
+def _gather_oracle(src: np.ndarray, idx: np.ndarray) -> Array:
     out = np.zeros(idx.shape + src.shape[1:], src.dtype)
     for at in np.ndindex(idx.shape):
         if 0 <= int(idx[at]) < src.shape[0]:
@@ -44,8 +44,9 @@ def _gather_row(src: Array, idx: Array) -> Array:
     return jnp.where(inside, taken, jnp.zeros_like(taken))
 
 
-def _gather_row_oracle(src: np.ndarray, idx: np.ndarray) -> np.ndarray:
-    return np.asarray([row[int(i)] if 0 <= int(i) < len(row) else 0 for row, i in zip(src, idx, strict=True)], src.dtype)
+def _gather_row_oracle(src: np.ndarray, idx: np.ndarray) -> Array:
+    picked = [row[int(i)] if 0 <= int(i) < len(row) else 0 for row, i in zip(src, idx, strict=True)]
+    return np.asarray(picked, src.dtype)
 
 
 def _flat(base: Array, idx: Array, values: Array) -> tuple[Array, Array]:
@@ -71,8 +72,8 @@ def _scatter_set(base: Array, idx: Array, values: Array) -> Array:
 
 
 def _scatter_oracle(add: bool) -> Any:
-    def oracle(base: np.ndarray, idx: np.ndarray, values: np.ndarray) -> np.ndarray:
-        out = base.astype(np.float64) if base.dtype == np.float32 else base.astype(np.int64)
+    def oracle(base: np.ndarray, idx: np.ndarray, values: np.ndarray) -> Array:
+        out: Array = base.astype(np.float64 if base.dtype == np.float32 else np.int64)
         full = np.broadcast_to(values, idx.shape + base.shape[1:])
         for at in np.ndindex(idx.shape):
             if 0 <= int(idx[at]) < base.shape[0]:
@@ -98,7 +99,7 @@ def _mask_apply_packed(x: Array, mask: Array) -> Array:
     return _fill(keep.reshape((1,) * (x.ndim - 1) + keep.shape), x)
 
 
-def _mask_packed_oracle(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _mask_packed_oracle(x: np.ndarray, mask: np.ndarray) -> Array:
     keep = [int(mask[i // 32]) >> (i % 32) & 1 for i in range(x.shape[-1])]
     return np.where(np.asarray(keep, bool), x, np.float32(-np.inf))
 
@@ -112,7 +113,7 @@ def _window_mask(positions: Array, length: int, window: int, sink: int = 0) -> A
     return (key <= own) & ((own - key < window) | (key < sink))
 
 
-def _window_oracle(positions: np.ndarray, length: int, window: int, sink: int = 0) -> np.ndarray:
+def _window_oracle(positions: np.ndarray, length: int, window: int, sink: int = 0) -> Array:
     out = np.zeros((*positions.shape, length), bool)
     for at in np.ndindex(positions.shape):
         own = int(positions[at])

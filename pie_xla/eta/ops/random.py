@@ -17,6 +17,7 @@ Array = Any
 _op = family("random")
 
 BLOCK = 256
+_LARGEST = np.finfo(np.float32).max  # stands for +inf, so that inf - inf never appears
 
 
 def _uniform(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
@@ -27,7 +28,7 @@ def _gumbel(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
     return rng.gumbel(draw.bits(stream, prod(shape))).reshape(shape)
 
 
-def _gumbel_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> np.ndarray:
+def _gumbel_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> Array:
     v = (draw.bits(stream, prod(shape)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     wide = np.minimum(v, np.float32(1 - 2.0**-24)).astype(np.float64)
     return (-np.log(-np.log1p(-wide))).astype(np.float32).reshape(shape)
@@ -35,39 +36,36 @@ def _gumbel_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) ->
 
 def _first(hit: Array, otherwise: Array) -> Array:
     """i32[..., 1]: index of the first hit of the last axis, else the last index where `otherwise` holds, else 0."""
-    at = lax.broadcasted_iota(jnp.int32, hit.shape, hit.ndim - 1)
     n = hit.shape[-1]
-    first = jnp.min(jnp.where(hit, at, n), axis=-1, keepdims=True)
-    return jnp.where(first < n, first, jnp.max(jnp.where(otherwise, at, 0), axis=-1, keepdims=True))
-
-
-def _at(x: Array, index: Array) -> Array:
-    return jnp.take_along_axis(x, index, axis=-1, mode="clip")
+    at = lax.broadcasted_iota(jnp.int32, hit.shape, hit.ndim - 1)
+    score = jnp.min(jnp.where(hit, at, jnp.where(otherwise, 2 * n - at, 2 * n + 1)), axis=-1, keepdims=True)
+    return jnp.where(score < n, score, jnp.where(score <= 2 * n, 2 * n - score, 0))
 
 
 def _categorical(draw: rng.Draw, x: Array, stream: int) -> Array:
     """Inverse CDF at two levels: the block of 256 that holds the target mass, then the element inside it."""
     rows, n = x.shape[:-1], x.shape[-1]
     u = rng.uniform(draw.bits(stream, prod(rows))).reshape((*rows, 1))
-    usable = jnp.where(jnp.isnan(x), -jnp.inf, x)
-    best = jnp.broadcast_to(jnp.max(usable, axis=-1, keepdims=True), x.shape)
-    mass = jnp.where((usable == best) & (best > -jnp.inf), 1.0, jnp.exp(usable - jnp.where(jnp.isinf(best), 0.0, best)))
-    mass = jnp.where(best == jnp.inf, (usable == best).astype(jnp.float32), mass)
+    usable = jnp.where(jnp.isnan(x), -jnp.inf, jnp.minimum(x, _LARGEST))
+    best = jnp.maximum(jnp.max(usable, axis=-1, keepdims=True), -_LARGEST)
+    mass = jnp.exp(usable - jnp.broadcast_to(best, x.shape))
     blocks = -(-n // BLOCK)
-    padded = jnp.pad(mass, [(0, 0)] * len(rows) + [(0, blocks * BLOCK - n)]).reshape((*rows, blocks, BLOCK))
+    padded = lax.pad(mass, np.float32(0), [(0, 0, 0)] * len(rows) + [(0, blocks * BLOCK - n, 0)])
+    padded = padded.reshape((*rows, blocks, BLOCK))
     sums = jnp.sum(padded, axis=-1)
     total = jnp.cumsum(sums, axis=-1)
     target = u * total[..., -1:]
     # A rounded running sum may pass the target at a block without mass: such a block is never the answer.
     block = _first((total > jnp.broadcast_to(target, total.shape)) & (sums > 0.0), sums > 0.0)
-    rest = target - (_at(total, block) - _at(sums, block))
+    chosen = lax.broadcasted_iota(jnp.int32, sums.shape, sums.ndim - 1) == jnp.broadcast_to(block, sums.shape)
+    rest = target - jnp.sum(jnp.where(chosen, total - sums, 0.0), axis=-1, keepdims=True)
     inner = jnp.take_along_axis(padded, block[..., None], axis=-2, mode="clip")[..., 0, :]
     running = jnp.cumsum(inner, axis=-1)
     element = _first((running > jnp.broadcast_to(rest, running.shape)) & (inner > 0.0), inner > 0.0)
     return (block * BLOCK + element)[..., 0]
 
 
-def _categorical_oracle(draw: rng.OracleDraw, x: np.ndarray, stream: int) -> np.ndarray:
+def _categorical_oracle(draw: rng.OracleDraw, x: np.ndarray, stream: int) -> Array:
     rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
     u = rng.uniform(draw.bits(stream, len(rows))).astype(np.float64)
     picks = []
@@ -99,8 +97,8 @@ OPS: tuple[Op, ...] = (
     ),
     _op(
         "categorical", "x: f32[*s, n] -> i32[*s]",
-        "One index per row drawn from softmax(x), by one uniform per row. NaN and -inf are never drawn; with nothing left 0; "
-        "+inf takes all.",
+        "One index per row drawn from softmax(x), by one uniform per row. NaN and -inf are never drawn; with nothing "
+        "left 0; +inf takes all.",
         _categorical, _categorical_oracle, attrs=(_STREAM,), cost="16 * elements", random=True,
     ),
 )  # fmt: skip

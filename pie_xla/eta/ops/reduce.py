@@ -33,7 +33,7 @@ def argmax(x: Array) -> Array:
     return jnp.where(first == n, 0, first)
 
 
-def _argmax_oracle(x: np.ndarray) -> np.ndarray:
+def _argmax_oracle(x: np.ndarray) -> Array:
     def one(row: np.ndarray) -> int:
         best = -1
         for index, value in enumerate(row):
@@ -49,19 +49,19 @@ def _sum(x: Array) -> Array:
     return jnp.sum(x, axis=-1, dtype=x.dtype)
 
 
-def _exact_sum(x: np.ndarray) -> np.ndarray:
+def _exact_sum(x: np.ndarray) -> Array:
     if x.dtype == np.float32:
         return np.sum(x.astype(np.float64), axis=-1).astype(np.float32)
     return _wrap(np.sum(x.astype(np.int64), axis=-1), x.dtype)
 
 
-def _cumsum_oracle(x: np.ndarray) -> np.ndarray:
+def _cumsum_oracle(x: np.ndarray) -> Array:
     if x.dtype == np.float32:
         return np.cumsum(x.astype(np.float64), axis=-1).astype(np.float32)
     return _wrap(np.cumsum(x.astype(np.int64), axis=-1), x.dtype)
 
 
-def _cumprod_oracle(x: np.ndarray) -> np.ndarray:
+def _cumprod_oracle(x: np.ndarray) -> Array:
     if x.dtype == np.float32:
         return np.cumprod(x.astype(np.float64), axis=-1).astype(np.float32)
     out, running = np.empty_like(x), np.ones(x.shape[:-1], np.int64)
@@ -91,7 +91,7 @@ def _log_softmax(x: Array) -> Array:
     return shifted - jnp.log(jnp.where(total == 0.0, 1.0, total))
 
 
-def _softmax_oracle(x: np.ndarray) -> np.ndarray:
+def _softmax_oracle(x: np.ndarray) -> Array:
     wide = x.astype(np.float64)
     best = wide.max(-1, keepdims=True)
     mass = np.exp(wide - np.where(np.isneginf(best), 0, best))
@@ -99,7 +99,7 @@ def _softmax_oracle(x: np.ndarray) -> np.ndarray:
     return np.where(total == 0, 0, mass / np.where(total == 0, 1, total)).astype(np.float32)
 
 
-def _log_softmax_oracle(x: np.ndarray) -> np.ndarray:
+def _log_softmax_oracle(x: np.ndarray) -> Array:
     wide = x.astype(np.float64)
     best = wide.max(-1, keepdims=True)
     if_empty = np.isneginf(best)
@@ -109,8 +109,14 @@ def _log_softmax_oracle(x: np.ndarray) -> np.ndarray:
 
 OPS: tuple[Op, ...] = (
     _op("reduce_sum", _REDUCE, "Sum of the last axis; integers wrap.", _sum, _exact_sum),
-    _op("reduce_max", _REDUCE, "Largest of the last axis; NaN if any is.", lambda x: jnp.max(x, -1), lambda x: x.max(-1)),
-    _op("reduce_min", _REDUCE, "Smallest of the last axis; NaN if any is.", lambda x: jnp.min(x, -1), lambda x: x.min(-1)),
+    _op(
+        "reduce_max", _REDUCE, "Largest of the last axis; NaN if any is.",
+        lambda x: jnp.max(x, -1), lambda x: x.max(-1),
+    ),
+    _op(
+        "reduce_min", _REDUCE, "Smallest of the last axis; NaN if any is.",
+        lambda x: jnp.min(x, -1), lambda x: x.min(-1),
+    ),
     _op(
         "reduce_argmax", "x: num[*s, n] -> i32[*s]",
         "Index of the largest of the last axis: lowest index on ties, never a NaN, 0 when all are NaN.",
@@ -127,7 +133,8 @@ OPS: tuple[Op, ...] = (
         lambda x: jnp.cumprod(x, axis=-1, dtype=x.dtype), _cumprod_oracle, cost="log2(n) * elements",
     ),
     _op(
-        "softmax", _NORMAL, "exp(x) / sum(exp(x)) over the last axis; NaN or +inf make the row NaN; only -inf gives zeros.",
+        "softmax", _NORMAL,
+        "exp(x) / sum(exp(x)) over the last axis; NaN or +inf make the row NaN; only -inf gives zeros.",
         softmax, _softmax_oracle, cost="12 * elements",
     ),
     _op(

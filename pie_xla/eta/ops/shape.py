@@ -22,15 +22,15 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return lax.broadcast_in_dim(x, shape, tuple(range(x.ndim)))
 
 
-def _broadcast_oracle(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _broadcast_oracle(x: np.ndarray, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape).copy()
 
 
-def _slice_oracle(x: np.ndarray, start: int, stop: int, axis: int) -> np.ndarray:
+def _slice_oracle(x: np.ndarray, start: int, stop: int, axis: int) -> Array:
     return np.take(x, np.arange(start, stop), axis=axis)
 
 
-def _matmul_oracle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _matmul_oracle(a: np.ndarray, b: np.ndarray) -> Array:
     return np.einsum("...k,kn->...n", a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
 
 
@@ -42,8 +42,8 @@ OPS: tuple[Op, ...] = (
     ),
     _op(
         "broadcast", "x: any[*s] -> any[*shape]",
-        "Repeat to a larger shape. The dimensions of x line up with the FIRST ones of shape (not the last, as in NumPy); "
-        "each equals its target or is 1.",
+        "Repeat to a larger shape. The dimensions of x line up with the FIRST ones of shape (not the last, as in "
+        "NumPy); each equals its target or is 1.",
         _broadcast, _broadcast_oracle, attrs=(_SHAPE,), where=("leads(s, shape)",),
     ),
     _op("transpose", "x: any[m, n] -> any[n, m]", "Rows become columns.", jnp.transpose, lambda x: x.T),
@@ -54,7 +54,8 @@ OPS: tuple[Op, ...] = (
     ),
     _op(
         "concat", "x: any[*a@axis, m, *b], y: any[*a@axis, n, *b] -> any[*a, m + n, *b]", "y after x along an axis.",
-        lambda x, y, axis: jnp.concatenate([x, y], axis), lambda x, y, axis: np.concatenate([x, y], axis), attrs=(_AXIS,),
+        lambda x, y, axis: jnp.concatenate([x, y], axis), lambda x, y, axis: np.concatenate([x, y], axis),
+        attrs=(_AXIS,),
     ),
     _op(
         "slice", "x: any[*a@axis, n, *b] -> any[*a, stop - start, *b]", "Elements start to stop - 1 along an axis.",
@@ -63,7 +64,8 @@ OPS: tuple[Op, ...] = (
         where=("0 <= start < stop <= n",),
     ),
     _op(
-        "matmul", "a: f32[*s, k], b: f32[k, n] -> f32[*s, n]", "Sum over k of a[..., k] * b[k, n], in full f32 precision.",
+        "matmul", "a: f32[*s, k], b: f32[k, n] -> f32[*s, n]",
+        "Sum over k of a[..., k] * b[k, n], in full f32 precision.",
         lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST), _matmul_oracle, cost="size(s) * k * n",
     ),
 )  # fmt: skip

@@ -41,7 +41,7 @@ def pivot_threshold(x: Any, keep: Filter) -> Any:
 
 
 def mask_apply(x: Any, mask: Any) -> Any:
-    """x where the mask holds, else -inf. The mask is bool (x's shape or its last extent), or u32 words of 32 elements."""
+    """x where the mask holds, else -inf. The mask is bool (x's shape or its last extent) or u32 words of 32 bits."""
     rec = recorder("mask_apply")
     packed = rec.type_of(mask)[0] == "u32"
     return rec.apply("mask_apply_packed" if packed else "mask_apply", (x, mask), {})
@@ -58,7 +58,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def gumbel_max(logits: Any) -> Any:
-    """i32: one draw per row from softmax(logits), by the Gumbel trick. `categorical` draws the same law at less cost."""
+    """i32: one draw per row from softmax(logits), by the Gumbel trick. `categorical` follows the same law, cheaper."""
     rec = recorder("gumbel_max")
     noise = rec.apply("gumbel", (), {"shape": rec.type_of(logits)[1]})
     return rec.apply("reduce_argmax", (rec.apply("add", (logits, noise), {}),), {})

@@ -10,7 +10,8 @@ from inferlet.eta._recorder import recorder
 def output(row: int, name: str) -> Any:
     """The model's output `name` (`logits`, `hidden`, ...) at row `row` of this pass.
 
-    Its shape is that of one position, `[V]` for logits and `[D]` for hidden, with R in front when `readout` names R positions.
+    Its shape is that of one position, `[V]` for logits and `[D]` for hidden, with R in front when `readout` names R
+    positions.
     """
     return recorder("intrinsics.output").output(row, name)
 

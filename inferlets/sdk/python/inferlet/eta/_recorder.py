@@ -1,15 +1,14 @@
 """Recording: what an epilogue's calls do while it is traced.
 
-A recorder turns each call into an op. `GuestRecorder` writes the program that the host compiles; a native process has its own
-recorder with the same methods. The ops' functions find it through `current()`.
+A recorder turns each call into an op. `GuestRecorder` writes the program that the host compiles; a native process has
+its own recorder with the same methods. The ops' functions find it through `recorder()`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,16 +62,20 @@ def recorder(what: str) -> Recorder:
     return found
 
 
-@contextmanager
-def recording(chosen: Recorder) -> Iterator[Recorder]:
-    """Make `chosen` the current recorder of this context."""
-    if _CURRENT.get() is not None:
-        raise EtaError("an epilogue cannot record another one: build the inner pass outside")
-    token = _CURRENT.set(chosen)
-    try:
-        yield chosen
-    finally:
-        _CURRENT.reset(token)
+class recording:
+    """`with recording(recorder):` makes it the current recorder of this context."""
+
+    def __init__(self, chosen: Any) -> None:
+        self._chosen = chosen
+
+    def __enter__(self) -> Any:
+        if _CURRENT.get() is not None:
+            raise EtaError("an epilogue cannot record another one: build the inner pass outside")
+        self._token = _CURRENT.set(self._chosen)
+        return self._chosen
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class TracedProgram:
     channels: tuple[Any, ...]  # channel objects, in order of first use
     results: tuple[Type, ...]
     scalar_result: bool
+
+
+def _not_a_value(value: object) -> EtaError:
+    return EtaError(f"{type(value).__name__} {value!r:.60} is not a tensor, a number or a nested list of numbers")
 
 
 class GuestRecorder:
@@ -139,7 +146,7 @@ class GuestRecorder:
     def literal(self, value: Any, dtype: str | None = None) -> Tensor:
         kind = dtype or rules.literal_dtype(value)
         if kind is None:
-            raise EtaError(f"{type(value).__name__} {value!r:.60} is not a tensor, a number or a nested list of numbers")
+            raise _not_a_value(value)
         try:
             number, shape = rules.check_literal("a literal", value, kind)
         except rules.RuleError as error:
@@ -229,11 +236,11 @@ class GuestRecorder:
             return value.dtype, value.shape
         dtype = rules.literal_dtype(value)
         if dtype is None:
-            raise EtaError(f"{type(value).__name__} {value!r:.60} is not a tensor, a number or a nested list of numbers")
+            raise _not_a_value(value)
         return dtype, rules.check_literal("a literal", value, dtype)[1]
 
     def finish(self, result: Any) -> TracedProgram:
-        """The program whose results are what the epilogue returned: a tensor or number, a tuple or list of them, or None."""
+        """The program that gives what the epilogue returned: a tensor or number, a tuple or list of them, or None."""
         single = not isinstance(result, tuple | list) and result is not None
         if hasattr(result, "__await__") and not isinstance(result, Tensor):
             raise EtaError("an epilogue is a plain function: write def, not async def")
@@ -249,7 +256,8 @@ class GuestRecorder:
             "rows": len(self._rows),
             "single": single,
         }
-        document = {"body": body, "lines": self._lines, "source": self._source or (self._lines[0] if self._lines else "")}
+        source = self._source or (self._lines[0] if self._lines else "")
+        document = {"body": body, "lines": self._lines, "source": source}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         types = tuple((t.dtype, t.shape) for t in tensors)
         return TracedProgram(text, tuple(self._params), tuple(self._channels), types, single)

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 class Tensor:
     """A value of the device program being recorded: dtype and shape are known, elements are not.
 
-    Operators work element by element on equal shapes, or with a scalar or a Python number, which takes the tensor's dtype.
-    `/` is for f32, `//` and `%` round down as Python's; `& | ~` are for bool (and `& |` bitwise for u32); `==` compares.
+    Operators work element by element on equal shapes, or with a scalar or a Python number, which takes the tensor's
+    dtype. `/` is for f32, `//` and `%` round down as Python's; `& | ^ ~` are for bool (`& | ^` also bitwise for u32);
+    `==` compares.
     """
 
     __slots__ = ("_id", "_recorder", "_scope", "dtype", "shape")
@@ -169,7 +170,7 @@ class Tensor:
         """`x[3]`, `x[-1]`, `x[2:5]`, `x[0, :4]` are cut when recorded; `x[indices]` gathers along the first axis."""
         if isinstance(key, Tensor):
             if key.dtype == "bool":
-                raise EtaError("a bool mask cannot index: how many elements it keeps is unknown; use select(mask, x, 0)")
+                raise EtaError("a bool mask cannot index, its count is unknown when recorded; use select(mask, x, 0)")
             return self._recorder.apply("gather", (self, key), {})
         keys = key if isinstance(key, tuple) else (key,)
         if len(keys) > self.ndim:
@@ -220,7 +221,7 @@ class Tensor:
         self._unknown("int() of a tensor", "use cast(x, 'i32'), or return it and await the Output")
 
     def __index__(self) -> int:
-        self._unknown("a tensor as a Python integer", "shapes and attributes are fixed when recorded; use gather to index")
+        self._unknown("a tensor as a Python integer", "shapes are fixed when recorded; use gather to index")
 
     def __float__(self) -> float:
         self._unknown("float() of a tensor", "use cast(x, 'f32'), or return it and await the Output")
