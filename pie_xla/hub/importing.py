@@ -147,7 +147,7 @@ def _build(work: Path, name: str, source: str, origin: Origin, dtype: str | None
     kept = dtype or (checkpoint.dtype if checkpoint.dtype in DTYPES else "float32")
     plan = plan_weights(checkpoint, kept)
     total = sum(item.nbytes for item in plan.items)
-    require_space(work, total + (64 << 20), f"storing {name} ({human_bytes(total)} of weights)")
+    require_space(work.parents[1], total + (64 << 20), f"storing {name} ({human_bytes(total)} of weights)")
     license_ = _license(work, origin, plan.model_type, progress)
     params = []
     writer = ArrayWriter(work / "weights")

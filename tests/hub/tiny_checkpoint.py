@@ -133,6 +133,8 @@ _GGUF_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -163,6 +165,7 @@ def write_gguf(
     writer.add_feed_forward_length(64)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
+    writer.add_key_length(8)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     tokenizer = json.loads(tokenizer_text())
@@ -178,9 +181,9 @@ def write_gguf(
     for key, value in (extra or {}).items():
         (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
     for name, array in (arrays or tensors()).items():
-        if name.endswith("q_proj.weight"):
+        if architecture == "llama" and name.endswith("q_proj.weight"):
             array = permute(array, 4)
-        if name.endswith("k_proj.weight"):
+        if architecture == "llama" and name.endswith("k_proj.weight"):
             array = permute(array, 2)
         stem, _, kind = name.rpartition(".")
         _, _, rest = stem.partition("model.layers.")
