@@ -96,12 +96,12 @@ def docs_text() -> str:
     """`docs/eta-ops.md`: the op reference."""
     lines = ["# eta: op reference", "", f"_{_MADE}_", ""]
     about = (
-        f"{len(TABLE)} ops over `f32`, `i32`, `u32` and `bool`; rank 0 to {rules.MAX_RANK}; shapes are fixed when recorded; "
-        "nothing is promoted. A class `num` (f32, i32, u32), `int` (i32, u32) or `any` is one dtype per op. `*s` is any "
-        "number of dimensions; `*s~` may be left out, so that a scalar meets any shape. A Python number takes the dtype "
-        "of the tensor beside it and is sent with each submit: changing it never recompiles. Cost is in element "
-        f"operations (`elements`: of the largest operand or result), at least {rules.OP_COST} per op; a pass may cost "
-        f"{rules.MAX_COST}."
+        f"{len(TABLE)} ops over `f32`, `i32`, `u32` and `bool`; rank 0 to {rules.MAX_RANK}; shapes are fixed when "
+        "recorded; nothing is promoted. A class `num` (f32, i32, u32), `int` (i32, u32) or `any` is one dtype per op. "
+        "`*s` is any number of dimensions; `*s~` may be left out, so that a scalar meets any shape. A Python number "
+        "takes the dtype of the tensor beside it and is sent with each submit: changing it never recompiles. Cost is "
+        f"in element operations (`elements`: of the largest operand or result), at least {rules.OP_COST} per op; a "
+        f"pass may cost {rules.MAX_COST}."
     )
     lines += [*wrap(about, 118), ""]
     for family in dict.fromkeys(op.family for op in TABLE.values()):

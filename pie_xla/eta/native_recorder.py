@@ -57,6 +57,7 @@ class NativeRecorder:
         self._outputs: dict[tuple[int, str], Array] = {}
         self._streams = 0
         self._depth = 0
+        self._cost = 0
 
     def begin(self, values: Sequence[Array], key: Array, ordinal: Array) -> None:
         """Give the traced inputs; called inside the trace."""
@@ -71,9 +72,10 @@ class NativeRecorder:
                 self._streams += 1
             values = op.rule.check_attrs(attrs)
             arrays = [self._operand(op.rule, at, operands) for at in range(len(operands))]
-            op.rule.infer(tuple(self.type_of(x) for x in arrays), values)
+            _, cost = op.rule.infer(tuple(self.type_of(x) for x in arrays), values)
         except rules.RuleError as error:
             raise EtaError(str(error)) from None
+        self._cost += cost
         made = lower_op(op, self._draw, arrays, values)
         return made[0] if len(made) == 1 else made
 
@@ -137,20 +139,16 @@ class NativeRecorder:
     def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any:
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:
             raise EtaError(f"fori: n must be a Python int of at least 1 (it is fixed when recorded), got {n!r:.60}")
-        if rules.loop_cost(n, 0) > rules.MAX_COST:
-            raise EtaError(
-                f"fori: {n} iterations cost at least {rules.loop_cost(n, 0)} element operations a pass, more than "
-                f"{rules.MAX_COST}",
-                "a running step cannot be interrupted: loop fewer times",
-            )
+        self._bound(n, 0)
         many = isinstance(init, tuple | list)
         carried = tuple(self.value(x, "fori init") for x in (init if many else (init,)))
         types = tuple(self.type_of(x) for x in carried)
-        draw, streams = self._draw, self._streams
+        draw, streams, spent = self._draw, self._streams, self._cost
 
         def iteration(index: Array, values: tuple[Array, ...]) -> tuple[Array, ...]:
             # JAX may trace a body more than once: each time its draws are numbered alike.
             self._draw, self._streams = draw.iteration(index.astype(jnp.uint32)), streams
+            self._cost = spent
             made = body(index, values if many else values[0])
             results = tuple(made) if many and isinstance(made, tuple | list) else (made,)
             out = tuple(self.value(x, "fori body") for x in results)
@@ -166,7 +164,18 @@ class NativeRecorder:
         finally:
             self._depth -= 1
             self._draw = draw
+        self._cost = spent + self._bound(n, self._cost - spent)
         return done if many else done[0]
+
+    def _bound(self, n: int, body: int) -> int:
+        """Cost of a loop; `jnp` code between eta's functions is trusted and not counted."""
+        cost = rules.loop_cost(n, body)
+        if cost > rules.MAX_COST:
+            raise EtaError(
+                f"fori: {n} iterations cost {cost} element operations a pass, more than {rules.MAX_COST}",
+                "a running step cannot be interrupted: loop fewer times or over less",
+            )
+        return cost
 
     def type_of(self, value: Any) -> Type:
         if isinstance(value, jax.Array | np.ndarray | np.generic):

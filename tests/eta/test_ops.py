@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eta_operands import case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from operands import case
 
 from pie_xla.eta.lowering import lower_op
 from pie_xla.eta.oracle import oracle_op

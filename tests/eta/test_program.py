@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eta_programs import EPILOGUES, OUTPUTS, V
 from inferlet.eta._recorder import TracedProgram, recording, trace
-from programs import EPILOGUES, OUTPUTS, V
 
 from pie_xla.eta import native, oracle
 from pie_xla.eta.program import EtaProgram, Limits
@@ -103,7 +103,7 @@ def test_key_ignores_lines_values_and_spelling() -> None:
 def test_source_lines_are_the_authors() -> None:
     text = traced("greedy")[0].text
     lines = json.loads(text)["lines"]
-    assert all(line.startswith("programs.py:") for line in lines) and len(set(lines)) == 1
+    assert all(line.startswith("eta_programs.py:") for line in lines) and len(set(lines)) == 1
     assert traced("greedy")[1].source == lines[0]
 
 

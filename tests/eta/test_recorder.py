@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from eta_programs import HISTORY, OUTPUTS, TOKENS, V
 from inferlet.eta import _compose as eta
 from inferlet.eta import _intrinsics as intrinsics
 from inferlet.eta import _ops as ops
 from inferlet.eta._errors import EtaError
 from inferlet.eta._recorder import GuestRecorder, recording, trace
 from inferlet.eta._tensor import Tensor
-from programs import HISTORY, OUTPUTS, TOKENS, V
 
 from pie_xla.eta.program import EtaProgram
 from pie_xla.eta.rules import MAX_COST
