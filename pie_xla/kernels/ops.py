@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from jax.sharding import Mesh
+
 from poem.spec import Ops
 
 
@@ -14,8 +16,8 @@ class Kernel(enum.Enum):
     TPU = "tpu"  # JAX's Pallas ragged paged attention
 
 
-def ops_for(kernel: Kernel) -> Ops:
-    """The kernels of one kind."""
+def ops_for(kernel: Kernel, mesh: Mesh | None = None) -> Ops:
+    """The kernels of one kind. XLA splits its own operations over `mesh`; a Pallas kernel has to know it."""
     match kernel:
         case Kernel.XLA:
             from pie_xla.kernels.xla import XlaOps
@@ -25,4 +27,4 @@ def ops_for(kernel: Kernel) -> Ops:
             # imported late: Pallas takes 0.3 s to import, and only a TPU needs it
             from pie_xla.kernels.tpu import TpuOps
 
-            return TpuOps()
+            return TpuOps(mesh)
