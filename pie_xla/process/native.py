@@ -5,6 +5,7 @@ sandbox.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import threading
@@ -23,6 +24,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 OnExit = Callable[[str | None, PieError | None], None]
 OWNER: ContextVar[NativeProcess | None] = ContextVar("pie_native_process", default=None)
+
+
+# How long a killed program may keep the loop to itself before it is interrupted.
+PATIENCE_SECONDS = 1.0
+
+
+class Stopped(BaseException):
+    """Raised inside a killed program that does not give the loop a turn."""
 
 
 class NativeTransport:
@@ -131,6 +140,9 @@ class NativeProcess:
 
     def kill(self, reason: str) -> None:
         self._runner.call(lambda: self._kill(reason))
+        watch = threading.Timer(PATIENCE_SECONDS, self._interrupt)
+        watch.daemon = True
+        watch.start()
 
     def _kill(self, reason: str) -> None:
         if self._ended:
@@ -140,11 +152,19 @@ class NativeProcess:
         if self._main is not None:
             self._main.cancel()
 
+    def _interrupt(self) -> None:
+        """End a program that never gives the loop a turn, wherever its Python code is, or that catches its cancellation."""
+        if not self._ended and asyncio.current_task(self._runner.loop) in self._tasks:
+            self._runner.raise_in_thread(Stopped)
+        self._runner.call(lambda: self._finish(None, PieError(f"the process was killed: {self._reason}")))
+
     async def _run(self) -> None:
         result: str | None = None
         error: PieError | None = None
         try:
             result = await self._module.run(self._value)
+            if len(result) > self._host.output_bytes_left:
+                raise AuthorError(f"`main` returned {len(result)} bytes of JSON, more than the limit on output leaves")
         except asyncio.CancelledError:
             error = PieError(
                 f"the process was killed: {self._reason}" if self._reason else "the program cancelled its own main"
@@ -154,6 +174,11 @@ class NativeProcess:
         except BaseException as failure:
             _log.exception("a native process failed outside its author's code")
             error = PieError(f"pie-xla failed while it ran the program: {failure!r}")
+        self._finish(result, error)
+
+    def _finish(self, result: str | None, error: PieError | None) -> None:
+        if self._ended:
+            return
         self._ended = True
         for task in list(self._tasks):
             if task is not self._main:
@@ -207,12 +232,18 @@ class NativeRunner:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(work)
 
+    def raise_in_thread(self, kind: type[BaseException]) -> None:
+        """Raise an exception in whatever Python code the loop's thread is running."""
+        ident = self._thread.ident
+        if ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+
     def close(self) -> None:
         """Stop the thread; processes that still run are killed by their manager first."""
         self._stopping = True
         self.call(self.loop.stop)
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=PATIENCE_SECONDS)
 
     def _drain(self) -> None:
         self._woken = False  # before the queue is emptied: what comes from now on wakes again

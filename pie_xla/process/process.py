@@ -25,6 +25,7 @@ from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits
 
 _log = logging.getLogger(__name__)
 LOG_PIECES = 1000
+CLOSE_SECONDS = 10.0
 
 
 class Mode(enum.Enum):
@@ -242,8 +243,12 @@ class ProcessManager:
             process.kill("the server is shutting down")
         if self._sandbox is not None:
             self._sandbox.close()
+        deadline = time.monotonic() + CLOSE_SECONDS
         for process in running:
-            process.done.exception(timeout=30)
+            try:
+                process.done.exception(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                _log.warning("process %s does not stop and is left behind", process.name)
         if self._native is not None:
             self._native.close()
 

@@ -193,3 +193,26 @@ def test_passes_without_an_epilogue(manager: ProcessManager, engine: FakeEngine)
         """,
     )
     assert process.done.result(10) == {"lengths": [3, 0, 2, 1, 2], "caught": ["the first one broke", "main.py:11"]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True: pass",
+        "while True:\n        try: await asyncio.sleep(0.01)\n        except asyncio.CancelledError: pass",
+    ],
+)
+def test_kill_ends_a_program_that_resists(manager: ProcessManager, body: str) -> None:
+    process, events = start(manager, f"import asyncio\nasync def main(input):\n    {body}")
+    other, _ = start(manager, "import asyncio\nasync def main(input):\n    await asyncio.sleep(0.01)\n    return 1")
+    time.sleep(0.05)
+    process.kill("enough")
+    with pytest.raises(PieError):
+        process.done.result(10)
+    assert events == [Failed("enough")] and other.done.result(10) == 1
+
+
+def test_a_huge_result_is_refused(manager: ProcessManager) -> None:
+    process, _ = start(manager, "async def main(input): return 'x' * (9 << 20)")
+    with pytest.raises(PieError, match="more than the limit"):
+        process.done.result(10)
