@@ -10,6 +10,8 @@ from flax import nnx
 
 from poem.blocks.parameter import parameter
 
+FEATURE_MAJOR_ROWS = 128
+
 
 class Linear(nnx.Module):
     """y = x W^T + b, with `kernel` [*out, *in] and `bias` [*out].
@@ -37,4 +39,19 @@ class Linear(nnx.Module):
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [T, in] by kernel [out, in] -> f32[T, out]."""
+    if not 1 < x.shape[0] <= FEATURE_MAJOR_ROWS:
+        return _matmul(x, kernel)
+    return jax.lax.platform_dependent(x, kernel, cpu=_feature_major, default=_matmul)
+
+
+def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.dot_general(x, kernel, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _feature_major(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The same with the product laid out [out, T]: 1.7 times faster on XLA:CPU from 2 to 32 rows.
+
+    Without the barrier the layout of y^T is chosen, and the kernel is transposed and packed at every call.
+    """
+    y = jax.lax.dot_general(kernel, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.optimization_barrier(y).T

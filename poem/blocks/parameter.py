@@ -14,6 +14,6 @@ class Parameter(nnx.Param[jax.Array]):
 
 
 def parameter(dtype: str, **shape: int) -> Parameter:
-    """A weight: `parameter("float32", heads=9, head_dim=64, embed=576)`; a name starting with `_` is no logical axis."""
+    """A weight: `parameter("float32", heads=9, head_dim=64, embed=576)`; a name that starts with `_` is no axis."""
     axes = tuple(None if name.startswith("_") else name for name in shape)
     return Parameter(jnp.zeros(tuple(shape.values()), jnp.dtype(dtype)), axes=axes)
