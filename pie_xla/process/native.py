@@ -153,7 +153,7 @@ class NativeProcess:
             self._main.cancel()
 
     def _interrupt(self) -> None:
-        """End a program that never gives the loop a turn, wherever its Python code is, or that catches its cancellation."""
+        """End a program that never gives the loop a turn, wherever its code is, or that catches its cancellation."""
         if not self._ended and asyncio.current_task(self._runner.loop) in self._tasks:
             self._runner.raise_in_thread(Stopped)
         self._runner.call(lambda: self._finish(None, PieError(f"the process was killed: {self._reason}")))

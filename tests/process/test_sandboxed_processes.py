@@ -99,7 +99,7 @@ def test_a_failed_pass_is_told_at_its_line(launch: Callable[..., Any], engine: F
     with pytest.raises(PieError) as failed:
         process.done.result(60)
     text = str(failed.value)
-    assert "inferlet._errors.PassError: the logits are NaN (pass submitted at main.py:18)" in text
+    assert "inferlet.PassError: the logits are NaN (pass submitted at main.py:18)" in text
     assert 'File "main.py", line 20, in main' in text and text.count("File ") == 1
 
 

@@ -331,6 +331,25 @@ async def main(input):
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀", "b", "", "\ufffd", ""]
 
 
+def test_another_world_is_refused_by_name() -> None:
+    from inferlet import InferletError
+    from inferlet._host import Facts
+
+    facts = {
+        "name": "m",
+        "vocab_size": 9,
+        "max_context": 9,
+        "page_size": 4,
+        "outputs": {},
+        "stop_tokens": [],
+        "prefix": [],
+    }
+    assert Facts.from_json({**facts, "seed": 1, "world": "pie:inferlet@0.1.7"}).vocab_size == 9
+    for world in ("pie:inferlet@0.2.0", "other:world@0.1.0"):
+        with pytest.raises(InferletError, match=f"the host speaks {world}, but inferlet .* needs pie:inferlet@0.1.0"):
+            Facts.from_json({**facts, "seed": 1, "world": world})
+
+
 def test_the_guests_transport_matches_the_others() -> None:
     """`_guest.py` can be imported in the sandbox only; its methods are those of the native transport."""
     from pie_xla.process.native import NativeTransport

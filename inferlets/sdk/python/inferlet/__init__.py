@@ -10,5 +10,8 @@ from __future__ import annotations
 from inferlet._errors import InferletError, PassError, RefusedError, UsageError
 from inferlet._version import version, world
 
+for _error in (InferletError, PassError, RefusedError, UsageError):
+    _error.__module__ = __name__  # tracebacks show the name that authors import
+
 __all__ = ["InferletError", "PassError", "RefusedError", "UsageError", "version", "world"]
 __version__ = version

@@ -19,7 +19,7 @@ def encode(text: str, specials: bool = False) -> list[int]:
     return list(runtime().transport.encode(text, specials))
 
 
-def decode(ids: Iterable[int], skip_specials: bool = True) -> str:
+def decode(ids: int | Iterable[int], skip_specials: bool = True) -> str:
     """The text of token ids; bytes that are no UTF-8 (yet) come as U+FFFD."""
     tokens = [ids] if isinstance(ids, int) else list(ids)
     vocab = vocab_size()

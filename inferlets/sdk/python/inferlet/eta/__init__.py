@@ -36,6 +36,8 @@ from inferlet.eta._state import StateGeometry, WorkingSet
 
 mask_apply = _compose.mask_apply  # takes packed masks too; `_ops` has the plain one
 
+EtaError.__module__ = __name__
+
 # Element types, as the ops and `Channel` spell them.
 f32, i32, u32, boolean = "f32", "i32", "u32", "bool"
 

@@ -11,5 +11,5 @@ from inferlet.eta import _recorder
 
 def record(fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
     """Run an epilogue once and record it. `rows` holds each row's number of readout positions, None for the last."""
-    made = _recorder.trace(fn, facts.outputs, rows, facts.vocab_size, facts.page_size)
+    made = _recorder.trace(fn, dict(facts.outputs), rows, facts.vocab_size, facts.page_size)
     return Traced(made.text, made.params, made.channels, made.results, made.scalar_result)
