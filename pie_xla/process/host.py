@@ -11,13 +11,13 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
+from pie_xla.process.events import encode_events
+from pie_xla.process.interfaces import Client, Language, ModelFacts, OpenClient, Sink, Value
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.requests import (
     ProgramCache,
@@ -35,63 +35,6 @@ WORLD = "pie:inferlet@0.1.0"
 MAX_CELL = 1 << 22  # elements of one channel cell
 DTYPES = {dtype.value: dtype for dtype in DType}
 WARNING = 30
-
-
-class Client(Protocol):
-    """What the engine gives one process (`Engine.client`)."""
-
-    def new_set(self) -> int: ...
-    def fork_set(self, ws: int) -> int: ...
-    def truncate_set(self, ws: int, n: int) -> None: ...
-    def drop_set(self, ws: int) -> None: ...
-    def new_pipeline(self, seed: int | None) -> int: ...
-    def close_pipeline(self, pipeline: int) -> None: ...
-    def cancel_pipeline(self, pipeline: int) -> None: ...
-    def new_channel(self, kind: TensorType, capacity: int) -> int: ...
-    def put_channel(self, channel: int, words: np.ndarray) -> None: ...
-    def set_channel(self, channel: int, words: np.ndarray) -> None: ...
-    def take_channel(self, channel: int) -> int: ...
-    def read_channel(self, channel: int) -> int: ...
-    def drop_channel(self, channel: int) -> None: ...
-    def submit(self, pipeline: int, request: PassRequest) -> int: ...
-    def release(self, ticket: int) -> None: ...
-    def close(self) -> None: ...
-
-
-Value = tuple[np.ndarray, ...] | PassError
-OpenClient = Callable[[Callable[[int, Value], None]], Client]
-
-
-class Language(Protocol):
-    """The model's tokenizer and chat template."""
-
-    def encode(self, text: str, specials: bool) -> Sequence[int]: ...
-    def decode(self, ids: Sequence[int], skip_specials: bool) -> str: ...
-    def chat(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
-    ) -> Sequence[int]: ...
-
-
-class Sink(Protocol):
-    """Where a process's words go; called on the process's thread."""
-
-    def sent(self, text: str) -> None: ...
-    def logged(self, level: int, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, dtype as in NumPy or
-    eta).
-    """
-
-    name: str
-    vocab_size: int
-    max_context: int
-    page_size: int
-    outputs: dict[str, tuple[tuple[int, ...], str]]
-    stop_tokens: tuple[int, ...]
-    prefix: tuple[int, ...]
 
 
 @dataclass
@@ -493,14 +436,6 @@ class InferletHost:
         return max(0, self._limits.output_bytes - self._output)
 
 
-def element_type(dtype: str) -> str:
-    """The language's name of a model output's dtype."""
-    names = {str(kind.numpy): kind.value for kind in DType} | {kind.value: kind.value for kind in DType}
-    if dtype not in names:
-        raise PieError(f"a model output of dtype {dtype} cannot be given to programs: {', '.join(DTYPES)} can")
-    return names[dtype]
-
-
 def nth_seed(seed: int, n: int) -> int:
     """The n-th pipeline's seed: the process's own for the first, then splitmix64 steps from it."""
     if n == 0:
@@ -512,23 +447,9 @@ def nth_seed(seed: int, n: int) -> int:
     return z ^ (z >> 31)
 
 
-def encode_events(events: list[tuple[int, int, Any]]) -> str:
-    """Compact JSON; floats without a JSON form become "nan", "inf", "-inf"."""
-    try:
-        return json.dumps(events, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        return json.dumps(_named(events), separators=(",", ":"))
-
-
-def _named(value: Any) -> Any:
-    match value:
-        case float() if value != value:
-            return "nan"
-        case float() if value in (float("inf"), float("-inf")):
-            return "inf" if value > 0 else "-inf"
-        case list() | tuple():
-            return [_named(item) for item in value]
-        case dict():
-            return {key: _named(item) for key, item in value.items()}
-        case _:
-            return value
+def element_type(dtype: str) -> str:
+    """The language's name of a model output's dtype."""
+    names = {str(kind.numpy): kind.value for kind in DType} | {kind.value: kind.value for kind in DType}
+    if dtype not in names:
+        raise PieError(f"a model output of dtype {dtype} cannot be given to programs: {', '.join(DTYPES)} can")
+    return names[dtype]

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from pie_xla.errors import PieError, UsageError
 from pie_xla.eta.types import Program
 from pie_xla.launch import Event, Failed, Launch, Listener, Logged, Returned, Sent
-from pie_xla.process.host import InferletHost, Language, ModelFacts
+from pie_xla.process.host import InferletHost
+from pie_xla.process.interfaces import Language, ModelFacts
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.native import NativeRunner
 from pie_xla.process.requests import ProgramCache

@@ -25,7 +25,9 @@ def source(name: str) -> str:
         ("custom_sampler", {"max_tokens": 8, "seed": 3}, "My favourite thing about winter is"),
     ],
 )
-def test_sandboxed_equals_native(run_inferlet: Callable[..., Any], name: str, value: dict[str, Any], words: str) -> None:
+def test_sandboxed_equals_native(
+    run_inferlet: Callable[..., Any], name: str, value: dict[str, Any], words: str
+) -> None:
     sandboxed = run_inferlet(source(name), value)
     assert sandboxed.failure is None and words in sandboxed.sent
     native = run_inferlet(source(name), value, native=True)

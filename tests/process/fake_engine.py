@@ -16,7 +16,7 @@ from pie_xla.errors import PieError
 from pie_xla.eta import oracle
 from pie_xla.eta.program import EtaProgram
 from pie_xla.eta.types import TensorType
-from pie_xla.process.host import ModelFacts
+from pie_xla.process.interfaces import ModelFacts
 
 V = 300
 D = 8

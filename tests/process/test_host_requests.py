@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pie_xla.engine.api import FromChannel, Geometry, PassError
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, TensorType
-from pie_xla.process.host import InferletHost, encode_events, nth_seed
+from pie_xla.process.events import encode_events
+from pie_xla.process.host import InferletHost, nth_seed
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.requests import ProgramCache, RequestError, parse_pass, parse_value, words_of
 from pie_xla.process.wasm.hostapi import Pending

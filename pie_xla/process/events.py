@@ -1,0 +1,28 @@
+"""Finished tickets as the JSON that `session.wait` returns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def encode_events(events: list[tuple[int, int, Any]]) -> str:
+    """Compact JSON; floats without a JSON form become "nan", "inf", "-inf"."""
+    try:
+        return json.dumps(events, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_named(events), separators=(",", ":"))
+
+
+def _named(value: Any) -> Any:
+    match value:
+        case float() if value != value:
+            return "nan"
+        case float() if value in (float("inf"), float("-inf")):
+            return "inf" if value > 0 else "-inf"
+        case list() | tuple():
+            return [_named(item) for item in value]
+        case dict():
+            return {key: _named(item) for key, item in value.items()}
+        case _:
+            return value
