@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import json
+import logging
 import time
 from collections.abc import Callable
 from ctypes import addressof, c_size_t, c_void_p
@@ -19,6 +20,7 @@ from pie_xla.process.wasm.hostapi import HostApi, Pending
 from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits, OutputLimitReached, size_text
 from pie_xla.process.wasm.world import SleepRefused, World
 
+_log = logging.getLogger(__name__)
 _dll = ffi.dll
 # CFUNCTYPE gives up the GIL while wasm runs.
 _poll = ctypes.CFUNCTYPE(ctypes.c_bool, c_void_p)(("wasmtime_call_future_poll", _dll))
@@ -306,6 +308,7 @@ class Guest:
             case SleepRefused() | cabi.TooLarge():
                 return self._exit(ExitKind.FAILED, f"the program was stopped: {self._fault}")
             case fault:
+                _log.error("a host function failed", exc_info=fault)
                 return self._exit(ExitKind.HOST_FAULT, f"a host function failed: {type(fault).__name__}: {fault}")
 
     def _crashed(self, message: str) -> GuestExit:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import weakref
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pie_xla.errors import UsageError
+from pie_xla.errors import PieError, UsageError
 from pie_xla.process.wasm.build import Sources
 from pie_xla.process.wasm.cache import ensure_component
 from pie_xla.process.wasm.engine_config import new_engine
@@ -55,6 +55,11 @@ class Sandbox:
         sources: Sources | None = None,
         on_quiescent: Callable[[], None] | None = None,
     ) -> None:
+        if sys.version_info >= (3, 14):
+            raise PieError(
+                "the sandbox does not run on Python 3.14 or later yet: its stack check does not know guests' stacks",
+                "use Python 3.11 to 3.13, or run the file with --native",
+            )
         engine = new_engine()
         self._world = World(engine)
         self._scheduler = FiberScheduler(engine, on_quiescent)
@@ -69,8 +74,7 @@ class Sandbox:
         except BaseException:
             self._scheduler.close()
             raise
-        # A thread inside wasm must be gone before the interpreter is.
-        atexit.register(_close_if_alive, weakref.ref(self._scheduler))
+        atexit.register(self.close)  # a thread inside wasm must be gone before the interpreter is
 
     def spawn(
         self,
@@ -116,10 +120,5 @@ class Sandbox:
 
     def close(self) -> None:
         """Kill every guest and stop the thread."""
+        atexit.unregister(self.close)
         self._scheduler.close()
-
-
-def _close_if_alive(scheduler: weakref.ref[FiberScheduler]) -> None:
-    found = scheduler()
-    if found is not None:
-        found.close()

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _THREAD_STACK_BYTES = 16 << 20
 _SLICE_SECONDS = 0.005
 _SHORT_SLICE_SECONDS = 0.002  # of a guest that blocked before, while the GIL is held
+_SHUTTING_DOWN = "the server is shutting down"
 # A guest that used this many slices without blocking is computing, and `idle` no longer waits for it.
 _SLICES_UNTIL_BUSY = 4
 # Computing guests run when no other is ready, and at least this often.
@@ -86,6 +87,8 @@ class FiberScheduler:
         self.post(lambda: self._turn(guest))
 
     def start(self, guest: Guest) -> None:
+        if self._closing:
+            raise RuntimeError("the sandbox is closed")
         self.post(lambda: self._start(guest))
 
     def kill(self, guest: Guest, reason: str) -> None:
@@ -131,8 +134,10 @@ class FiberScheduler:
                 quiet = self._unhandled == 0
             if quiet:
                 self._tell(self._on_quiescent)
+        while not self._inbox.empty():  # starts that nobody will run
+            self._inbox.get()()
         for guest in list(self._guests):
-            self._kill(guest, "the server is shutting down")
+            self._kill(guest, _SHUTTING_DOWN)
         self._timer.close()
 
     def _fire_timers(self) -> float | None:
@@ -151,6 +156,8 @@ class FiberScheduler:
 
     def _start(self, guest: Guest) -> None:
         self._guests.add(guest)
+        if self._closing:
+            self._kill(guest, _SHUTTING_DOWN)
         self._turn(guest)
 
     def _turn(self, guest: Guest) -> None:

@@ -62,7 +62,10 @@ _engines: list[wasmtime.Engine] = []
 
 
 class NativeTimer:
-    """A POSIX timer, one shot for each slice; it fires only when a guest overruns.
+    """A POSIX timer that is armed while a guest runs; it fires only when one overruns.
+
+    It fires again and again: a single shot would be lost when it comes before the guest's deadline is set, or when the
+    system has no thread for it, and the guest would run for ever.
 
     Raises:
         OSError, AttributeError: the system has no such timers.
@@ -84,16 +87,18 @@ class NativeTimer:
             raise OSError(ctypes.get_errno(), "timer_create")
         _engines.append(engine)
         self._timer = timer.value
+        self._off = _Itimerspec(_Timespec(0, 0), _Timespec(0, 0))
         self._shots: dict[float, _Itimerspec] = {}
 
     def begin(self, seconds: float) -> None:
         shot = self._shots.get(seconds)
         if shot is None:
-            shot = self._shots[seconds] = _Itimerspec(_Timespec(0, 0), _Timespec(0, int(seconds * 1e9)))
+            period = _Timespec(0, int(seconds * 1e9))
+            shot = self._shots[seconds] = _Itimerspec(period, period)
         self._set(self._timer, 0, ctypes.addressof(shot), None)
 
     def end(self) -> None:
-        return None  # the next slice sets it anew, and a shot between two slices hits nobody
+        self._set(self._timer, 0, ctypes.addressof(self._off), None)
 
     def close(self) -> None:
         self._delete(ctypes.c_void_p(self._timer))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
+import pytest
+from wasm_fake_host import Guests
 from wasmtime._wasi import CUSTOM_OUTPUTS
 
-from pie_xla.process.wasm import ExitKind, Limits
+from pie_xla.process.wasm import ExitKind, Limits, Sandbox, scheduler
+from pie_xla.process.wasm.slices import ThreadTimer
 
 SOURCES = {
     ExitKind.RETURNED: "import asyncio\nasync def main(input):\n    await asyncio.sleep(0.001)\n    return input",
@@ -77,3 +81,28 @@ def test_idle_costs_no_processor_time(sandbox):
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.05
+
+
+def test_close_ends_every_guest_and_thread(stub_sources, component_cache):
+    sandbox = Sandbox(component_cache, sources=stub_sources)
+    guests = Guests(sandbox)
+    runs = [guests.start(source) for source in (SOURCES[ExitKind.KILLED], "def main(input):\n    while True: pass")]
+    time.sleep(0.05)
+    sandbox.close()
+    assert [run.exit().kind for run in runs] == [ExitKind.KILLED] * 2
+    assert not [thread for thread in threading.enumerate() if thread is sandbox._scheduler._thread]
+    with pytest.raises(RuntimeError, match="closed"):
+        guests.start("def main(input): pass")
+    sandbox.close()
+
+
+def test_slices_without_native_timers(stub_sources, component_cache, monkeypatch):
+    monkeypatch.setattr(scheduler, "new_timer", ThreadTimer)
+    sandbox = Sandbox(component_cache, sources=stub_sources)
+    guests = Guests(sandbox)
+    limits = Limits(cpu_seconds=0.3)
+    spinner = guests.start("def main(input):\n    while True: pass", limits=limits)
+    polite = guests.start("import time\ndef main(input):\n    for _ in range(10): time.sleep(0.005)", limits=limits)
+    assert polite.exit().kind is ExitKind.RETURNED
+    assert spinner.exit().kind is ExitKind.CPU_TIME
+    sandbox.close()

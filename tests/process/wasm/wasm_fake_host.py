@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 from pie_xla.errors import PieError
-from pie_xla.process.wasm import Pending
+from pie_xla.process.wasm import GuestExit, GuestHandle, Limits, Pending, Sandbox
 
 
 class FakeHost:
@@ -110,3 +112,33 @@ class FakeHost:
 
     def chat(self, request: str) -> list[int]:
         return [len(request)]
+
+
+@dataclass
+class Run:
+    """A started guest."""
+
+    host: FakeHost
+    handle: GuestHandle
+    exits: queue.SimpleQueue[GuestExit] = field(default_factory=queue.SimpleQueue)
+
+    def exit(self, timeout: float = 60.0) -> GuestExit:
+        return self.exits.get(timeout=timeout)
+
+
+class Guests:
+    """Starts programs in one sandbox."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    def start(self, source: str, value: Any = None, limits: Limits | None = None, host: FakeHost | None = None) -> Run:
+        host = host or FakeHost()
+        exits: queue.SimpleQueue[GuestExit] = queue.SimpleQueue()
+        handle = self.sandbox.spawn(source, "main.py", value, host, exits.put, limits or Limits())
+        return Run(host, handle, exits)
+
+    def run(
+        self, source: str, value: Any = None, limits: Limits | None = None, host: FakeHost | None = None
+    ) -> GuestExit:
+        return self.start(source, value, limits, host).exit()
