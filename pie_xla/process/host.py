@@ -31,6 +31,8 @@ from pie_xla.process.requests import (
 )
 from pie_xla.process.wasm.hostapi import Pending
 
+__all__ = ["InferletHost", "ModelFacts"]
+
 WORLD = "pie:inferlet@0.1.0"
 MAX_CELL = 1 << 22  # elements of one channel cell
 DTYPES = {dtype.value: dtype for dtype in DType}
