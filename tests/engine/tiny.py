@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import tempfile
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ class Listener:
 _STORE = tempfile.TemporaryDirectory(prefix="pie-xla-tests-")  # one run's engines share executables
 
 
-def engine(model: LoadedModel | None = None, options: EngineOptions = OPTIONS) -> Engine:
-    made = Engine(model or load(), options, store=Path(_STORE.name))
+def engine(model: LoadedModel, options: EngineOptions = OPTIONS, name: str = "tiny") -> Engine:
+    made = Engine(dataclasses.replace(model, key=name), options, store=Path(_STORE.name))
     made.start(warm=((1, 1), (1, 16)))
     return made
