@@ -11,8 +11,10 @@ import fcntl
 import hashlib
 import json
 import os
+import queue
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,17 +84,34 @@ def _compile_cached(
         build_component(sources, wasm, progress)
     try:
         with progress.task("compiling the Python language component (once)"):
-            data = Component(engine, wasm.read_bytes()).serialize()
+            data = _compile(engine, wasm)
     except wasmtime.WasmtimeError as error:
         if is_shipped:
             raise PieError(f"the language component in {wasm} is damaged: {error}", "install pie-xla again") from error
         progress.note(f"the cached language component {wasm.name} is damaged and is built again")
         wasm.unlink()
         build_component(sources, wasm, progress)
-        data = Component(engine, wasm.read_bytes()).serialize()
+        data = _compile(engine, wasm)
     with _replacing(compiled) as temporary:
         temporary.write_bytes(data)
     return Component.deserialize_file(engine, str(compiled))
+
+
+def _compile(engine: wasmtime.Engine, wasm: Path) -> bytes:
+    """Machine code for a component; on a thread of its own, since a native call here would keep Ctrl-C waiting."""
+    answers: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put(bytes(Component(engine, wasm.read_bytes()).serialize()))
+        except BaseException as error:
+            answers.put(error)
+
+    threading.Thread(target=work, name="pie-cranelift", daemon=True).start()
+    answer = answers.get()
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 # -- the compiled file and its manifest --------------------------------------------------------------------------------
