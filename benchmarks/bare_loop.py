@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pie_xla.kernels.ops import Kernel, ops_for
-from poem.lower import LoweredModel, Loop, lower
+from poem.lower import Loop, LoweredModel, lower
 from poem.spec import KV, Attention, Batch, Leaf, Ops, State
 
 SMOLLM2: dict[str, Any] = {

@@ -68,13 +68,16 @@ def _attend(
     G, S = H // K, per_block * page
     pages = jnp.pad(pages, ((0, 0), (0, -pages.shape[1] % per_block)))
     grouped = query.reshape(B, Q, K, G, d).transpose(0, 2, 3, 1, 4).reshape(B, K, G * Q, d)
-    own = jnp.tile(batch.starts[:, None] + jnp.arange(Q, dtype=jnp.int32)[None, :], (1, G))[:, None, None, :]
     live = jnp.where(batch.counts > 0, batch.starts + batch.counts, 0)
+    own = jnp.minimum(batch.starts[:, None] + jnp.arange(Q, dtype=jnp.int32)[None, :], live[:, None] - 1)
+    own = jnp.tile(own, (1, G))[:, None, None, :]
     end = (jnp.max(live) + S - 1) // S
     begin = jnp.int32(0)
+    oldest = jnp.zeros(B, jnp.int32)
     if how.window is not None:
-        oldest = jnp.where(batch.counts > 0, batch.starts - how.window + 1, 2**31 - 1)
-        begin = jnp.clip(jnp.min(oldest) // S, 0, end)
+        oldest = jnp.maximum(batch.starts - how.window + 1, 0)
+        begin = jnp.minimum(jnp.min(jnp.where(batch.counts > 0, oldest, 2**31 - 1)) // S, end)
+    oldest, live = oldest[:, None, None, None], live[:, None, None, None]
     heads = jnp.arange(K, dtype=jnp.int32)[None, :, None]
 
     def gather(name: str, rows: jax.Array) -> jax.Array:
@@ -98,8 +101,8 @@ def _attend(
         new_top = jnp.maximum(top, jnp.max(scores, axis=2))
         weights = jnp.exp(scores - new_top[:, :, None, :])
         keep = jnp.exp(top - new_top)
-        # a cell nobody wrote may hold another's NaN, and 0 * NaN is NaN
-        v = jnp.where(cell < live[:, None, None, None], gather("value", rows), 0)
+        # a cell that is not the row's may hold another's NaN, and 0 * NaN is NaN
+        v = jnp.where((cell >= oldest) & (cell < live), gather("value", rows), 0)
         add = jnp.einsum("bksq,bksd->bkqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return new_top, total * keep + jnp.sum(weights, axis=2), sums * keep[..., None] + add
 

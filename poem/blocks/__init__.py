@@ -1,1 +1,1 @@
-"""The vocabulary that families share. Parameters carry their logical axes; kernels are [*out, *in], as in checkpoints."""
+"""The vocabulary that families share. Parameters carry their logical axes; kernels are [*out, *in]."""

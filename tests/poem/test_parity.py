@@ -12,16 +12,22 @@ from poem_runner import Runner, load, lowered
 
 from poem.lower import Loop
 
-Case = tuple[str, list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], list[str]]
+Case = tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], list[str]]
 
 
-@pytest.fixture(params=list(CASES))
-def case(request: pytest.FixtureRequest) -> Case:
-    """Name, prompts, reference logits, checkpoint tensor names."""
-    with np.load(Path(__file__).parent / "reference" / f"{request.param}.npz") as saved:
+SCANNED = (
+    "llama",
+    "qwen2_untied_window",
+    "gemma3",
+)  # one run, a run after a single layer, a period of three and a rest
+
+
+def case(name: str) -> Case:
+    """Prompts, reference logits, checkpoint tensor names."""
+    with np.load(Path(__file__).parent / "reference" / f"{name}.npz") as saved:
         names = [str(line).split()[0] for line in saved["tensors"]]
         logits = [saved[f"logits_{i}"] for i in range(3)]
-    return request.param, prompts(CASES[request.param]["vocab_size"]), logits, names
+    return prompts(CASES[name]["vocab_size"]), logits, names
 
 
 def close(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
@@ -31,9 +37,10 @@ def close(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
     assert (got.argmax(-1) == expected.argmax(-1)).all()
 
 
-def test_prompts_batched(case: Case) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_batched(name: str) -> None:
     """Three prompts of different lengths and a padding row in one launch."""
-    name, ids, expected, names = case
+    ids, expected, names = case(name)
     model = lowered(CASES[name])
     runner = Runner(model, load(model, names), 3)
     got = runner.run(dict(enumerate(ids)), 48, 4)
@@ -41,10 +48,12 @@ def test_prompts_batched(case: Case) -> None:
         close(got[i], expected[i])
 
 
-@pytest.mark.parametrize("loop", Loop)
-def test_chunks_then_single_tokens(case: Case, loop: Loop) -> None:
+@pytest.mark.parametrize(
+    ("name", "loop"), [(n, Loop.UNROLLED) for n in CASES] + [(n, Loop.SCAN) for n in SCANNED], ids=str
+)
+def test_chunks_then_single_tokens(name: str, loop: Loop) -> None:
     """A long prompt in chunks of 7, then token by token beside a short prompt that starts late."""
-    name, ids, expected, names = case
+    ids, expected, names = case(name)
     model = lowered(CASES[name], loop)
     runner = Runner(model, load(model, names), 2)
     parts: dict[int, list[np.ndarray[Any, Any]]] = {0: [], 1: []}
