@@ -12,6 +12,7 @@ from pie_xla.eta.table import TABLE
 
 N = 3 * WINDOW + 5
 rng = np.random.default_rng(3)
+BATCHED = {name: jax.jit(jax.vmap(TABLE[name].lower)) for name in ("pivot_rank_le", "pivot_cummass_le")}
 
 
 def rows(kind: str) -> np.ndarray:
@@ -40,7 +41,7 @@ KINDS = ["peaked", "flat", "ties", "equal", "wild"]
 def test_rank_filter_is_exact(kind: str) -> None:
     x = rows(kind)
     op = TABLE["pivot_rank_le"]
-    fn = jax.jit(jax.vmap(op.lower))
+    fn = BATCHED["pivot_rank_le"]
     for k in ([1, 1, 2, 5], [WINDOW, 1, 3, WINDOW], [WINDOW + 1, 1, 0, N], [N - 1, -4, N + 9, 200]):
         ranks = np.asarray(k, np.int32)
         want = np.stack([op.oracle(row, rank) for row, rank in zip(x, ranks, strict=True)])
@@ -52,7 +53,7 @@ def test_mass_filter_is_exact_up_to_rounding(kind: str) -> None:
     logits = np.nan_to_num(rows(kind), nan=-1.0, posinf=9.0, neginf=-9.0) if kind == "wild" else rows(kind)
     x = np.asarray(jax.nn.softmax(jnp.asarray(logits), axis=-1)) if kind != "ties" else np.round(np.abs(logits)) / 512
     op = TABLE["pivot_cummass_le"]
-    fn = jax.jit(jax.vmap(op.lower))
+    fn = BATCHED["pivot_cummass_le"]
     for shares in ([0.5, 0.9, 0.1, 0.99], [0.9999, 0.5, 1.0, 0.95], [0.0, -1.0, 2.0, 1e-9], [1.0, 1.0, 1.0, 1.0]):
         p = np.asarray(shares, np.float32)
         got = np.asarray(fn(x, p))
@@ -66,15 +67,14 @@ def test_mass_filter_is_exact_up_to_rounding(kind: str) -> None:
 
 
 def test_mass_filter_without_numbers_keeps_nothing() -> None:
-    keep = TABLE["pivot_cummass_le"].lower(jnp.full((N,), jnp.nan), jnp.float32(0.9))
+    keep = jax.jit(TABLE["pivot_cummass_le"].lower)(jnp.full((N,), jnp.nan), jnp.float32(0.9))
     assert not np.asarray(keep).any()
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     peaked, flat = rows("peaked"), rows("flat")
     x = np.asarray(jax.nn.softmax(jnp.asarray(np.concatenate([peaked, flat])), axis=-1))
-    op = TABLE["pivot_cummass_le"]
-    fn = jax.jit(jax.vmap(op.lower))
+    fn = BATCHED["pivot_cummass_le"]
     share = np.full(8, 0.93, np.float32)
     together = np.asarray(fn(x, share))
     for index in range(8):
