@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 
 def encode_events(events: list[tuple[int, int, Any]]) -> str:
     """Compact JSON; floats without a JSON form become "nan", "inf", "-inf"."""
     try:
-        return json.dumps(events, separators=(",", ":"), allow_nan=False)
+        return _encode(events)
     except ValueError:
-        return json.dumps(_named(events), separators=(",", ":"))
+        return _encode(_named(events))
 
 
 def _named(value: Any) -> Any:

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
@@ -277,10 +277,9 @@ class InferletHost:
         return self._own_tickets * 2 + 1
 
     def _submit(self, client: Client, pipe: int, parsed: PassRequest) -> int:
-        sources = tuple(self._source(row) for row in parsed.rows)
-        parsed = PassRequest(
-            sources, parsed.geometry, parsed.readout, parsed.program, parsed.params, parsed.channels, parsed.line
-        )
+        sources = tuple([self._source(row) for row in parsed.rows])
+        if any(one is not other for one, other in zip(sources, parsed.rows, strict=True)):
+            parsed = replace(parsed, rows=sources)
         undo = [
             (row.set, self._count(row)) for row in sources if row.set is not None and parsed.geometry is Geometry.FOLD
         ]

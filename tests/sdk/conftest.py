@@ -32,7 +32,9 @@ class TextTransport(NativeTransport):
         return compact({**fixed, "params": finite_json(fixed["params"])})[1:]
 
     def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: Any, line: str, drop: list[int]) -> int:
-        head = json.dumps({"rows": rows, "line": line, "drop": drop}, separators=(",", ":"))
+        from inferlet._host import quoted
+
+        head = f'{{"rows":{json.dumps(rows)},"line":{quoted(line)},"drop":{drop}}}'
         return self._call(self._host.submit, pipeline, f"{head[:-1]},{prepared}")
 
     def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any) -> Any:

@@ -263,5 +263,16 @@ def finite_json(value: Any) -> Any:
             return value
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    """JSON without spaces."""
+    return _encode(value)
+
+
+def quoted(text: str) -> str:
+    """A JSON string."""
+    return (
+        f'"{text}"' if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text else _encode(text)
+    )
