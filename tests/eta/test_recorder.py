@@ -47,6 +47,8 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("float for int", lambda: ops.iota(4) + 0.5, "cannot become u32"),
     ("too large", lambda: ops.iota(4) + (1 << 40), "does not fit u32"),
     ("huge float", lambda: logits() * 1e300, "does not fit f32"),
+    ("huge int", lambda: logits() * 10**400, "bits does not fit f32"),
+    ("equality", lambda: logits() == None, "neither a tensor nor a number"),  # noqa: E711
     ("negative u32", lambda: ops.iota(4) + -1, "does not fit u32"),
     ("int division", lambda: ops.iota(4) / 2, "/ is for f32"),
     ("if", lambda: 1 if logits()[0] > 0 else 2, "select(condition, x, y)"),

@@ -339,6 +339,8 @@ def check_literal(where: str, value: object, dtype: str) -> tuple[object, tuple[
         if dtype == "bool":
             return value, ()
     elif isinstance(value, int):
+        if abs(value) > F32_MAX:
+            raise RuleError(f"{where}: an integer of {value.bit_length()} bits does not fit {dtype}")
         if dtype == "f32":
             return float(value), ()
         if dtype in RANGES:

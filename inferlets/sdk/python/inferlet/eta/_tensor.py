@@ -135,10 +135,16 @@ class Tensor:
         return self._binary("ge", other)
 
     def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return self._binary("eq", other)
+        return self._compare("eq", other)
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return self._binary("ne", other)
+        return self._compare("ne", other)
+
+    def _compare(self, op: str, other: Any) -> Tensor:
+        made = self._binary(op, other)
+        if made is NotImplemented:  # Python would quietly compare identities instead
+            raise EtaError(f"{self!r} is compared with {other!r:.60}, which is neither a tensor nor a number")
+        return made
 
     __hash__ = object.__hash__
 
