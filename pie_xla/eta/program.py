@@ -142,11 +142,12 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
         )
     if memory > limits.memory:
         raise EtaError(f"the program{where} needs {memory} bytes of intermediate values, more than {limits.memory}")
+    spelled = canonical(body)
     uses = tuple(
         ChannelUse(kind, use.take, use.read, use.put) for kind, use in zip(channels, validator.uses, strict=True)
     )
     return EtaProgram(
-        key=sha256(canonical(body).encode()).hexdigest(),
+        key=sha256(spelled.encode()).hexdigest(),
         rows=rows,
         reads=reads,
         params=params,

@@ -97,6 +97,7 @@ def test_key_ignores_lines_values_and_spelling() -> None:
     assert first.key == second.key
     loose = json.dumps({"body": json.loads(trace(EPILOGUES["greedy"][0], OUTPUTS, [None], V).text)["body"]}, indent=2)
     assert EtaProgram.from_json(loose).key == traced("greedy")[1].key
+    assert EtaProgram.from_json(first.text).key == first.key and "test_program" not in first.text
     assert traced("greedy")[1].key != first.key
 
 
