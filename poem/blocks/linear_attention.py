@@ -175,9 +175,7 @@ def _one_token(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: A
     return jnp.sum(state * q[..., None], axis=-2), state
 
 
-def _chunked(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, chunk: int
-) -> tuple[Array, Array]:
+def _chunked(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, chunk: int) -> tuple[Array, Array]:
     """The same rule, `chunk` tokens per step of a scan: matrix products instead of Q rank-one updates."""
     length = q.shape[1]
     pad = -length % chunk
