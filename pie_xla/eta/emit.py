@@ -6,6 +6,7 @@ all are current.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import json
 import keyword
@@ -116,7 +117,12 @@ def docs_text() -> str:
             cost = rule.cost or "elements"
             lines.append(f"| `{python_name(name)}` | `{signature}` | {rule.doc}{attrs}{where} | `{cost}` |")
         lines.append("")
-    return "\n".join(lines)
+    lines += ["## Functions made of ops", "", "| function | meaning |", "|---|---|"]
+    for node in ast.parse((ROOT / SDK / "_compose.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            doc = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{node.name}({', '.join(arg.arg for arg in node.args.args)})` | {doc} |")
+    return "\n".join([*lines, ""])
 
 
 def json_text() -> str:

@@ -157,7 +157,7 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
         cost=cost,
         memory=memory,
         source=source,
-        text=canonical({"body": body}),
+        text=f'{{"body":{spelled}}}',
         nodes=nodes,
         out=out,
     )
