@@ -96,6 +96,18 @@ def test_close_ends_every_guest_and_thread(stub_sources, component_cache):
     sandbox.close()
 
 
+def test_quiescence_is_told(stub_sources, component_cache):
+    quiet = threading.Event()
+    sandbox = Sandbox(component_cache, sources=stub_sources, on_quiescent=quiet.set)
+    guests = Guests(sandbox)
+    run = guests.start("from inferlet._host import ticket\nasync def main(input):\n    return await ticket(1)")
+    assert run.host.waiting.wait(30) and quiet.wait(30)
+    quiet.clear()
+    run.host.finish(1, None)
+    assert run.exit().kind is ExitKind.RETURNED and quiet.wait(30)
+    sandbox.close()
+
+
 def test_slices_without_native_timers(stub_sources, component_cache, monkeypatch):
     monkeypatch.setattr(scheduler, "new_timer", ThreadTimer)
     sandbox = Sandbox(component_cache, sources=stub_sources)

@@ -236,6 +236,20 @@ async def main(input):
     assert "waiting: main.py:3 in worker" in message and "waiting: main.py:6 in main" in message
 
 
+def test_a_sync_main_may_run_a_loop_of_its_own(guests):
+    source = """import asyncio, time
+async def work():
+    await asyncio.sleep(0.001)
+    return 7
+def main(input):
+    try:
+        time.sleep(-1)
+    except ValueError as error:
+        return [asyncio.run(work()), str(error)]
+"""
+    assert result(guests.run(source)) == [7, "sleep length must be non-negative"]
+
+
 def test_tasks_left_behind_are_cancelled(guests):
     source = "import asyncio\nasync def main(input):\n    asyncio.create_task(asyncio.sleep(100))\n    return 2"
     assert result(guests.run(source)) == 2
