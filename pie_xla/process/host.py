@@ -44,7 +44,7 @@ class Flight:
     """A submitted pass that the guest can still name: the sizes of its results, and what to undo if it fails."""
 
     sizes: tuple[int, ...]
-    undo: list[tuple[int, int]]
+    undo: dict[int, tuple[int, int]]  # set -> (its length before the pass, tokens appended)
     line: str | None
     pipeline: int
     arrived: bool = False
@@ -80,6 +80,7 @@ class InferletHost:
         self._collected = 0  # bytes, counted by the process's thread
         self._waiter: Callable[[], None] | None = None
         self._flights: dict[int, Flight] = {}
+        self._lengths: dict[int, int] = {}  # of each set, counting submitted tokens
         self._asks: dict[int, TensorType] = {}  # takes and reads in flight
         self._cells: dict[int, TensorType] = {}
         self._receives: deque[int] = deque()
@@ -136,7 +137,10 @@ class InferletHost:
                 del self._flights[ticket]
         ask = self._asks.pop(ticket, None)
         if isinstance(value, PassError):
-            undone = flight.undo if flight is not None else []
+            undone = [] if flight is None else [[ws, count] for ws, (_, count) in flight.undo.items()]
+            for ws, count in undone:
+                if ws in self._lengths:
+                    self._lengths[ws] = max(0, self._lengths[ws] - count)
             if flight is not None and flight.dropped and not self._closed and flight.pipeline not in self._cancelled:
                 where = value.line or flight.line
                 self.log(WARNING, f"a pass submitted at {where} failed, and nothing awaits it: {value.cause}\n")
@@ -176,16 +180,26 @@ class InferletHost:
         )
 
     def new_set(self) -> int:
-        return self._live().new_set()
+        handle = self._live().new_set()
+        self._lengths[handle] = 0
+        return handle
 
     def fork_set(self, ws: int) -> int:
-        return self._live().fork_set(ws)
+        handle = self._live().fork_set(ws)
+        self._lengths[handle] = self._lengths.get(ws, 0)
+        return handle
 
     def truncate_set(self, ws: int, n: int) -> None:
         self._live().truncate_set(ws, n)
+        self._lengths[ws] = min(n, self._lengths.get(ws, 0))
+        for flight in self._flights.values():
+            if not flight.arrived and ws in flight.undo:  # of what it appends, this much can still be undone
+                start, count = flight.undo[ws]
+                flight.undo[ws] = start, min(count, max(0, n - start))
 
     def drop_set(self, ws: int) -> None:
         self._live().drop_set(ws)
+        self._lengths.pop(ws, None)
 
     def new_pipeline(self, seed: int | None) -> int:
         if seed is None:
@@ -280,10 +294,13 @@ class InferletHost:
         sources = tuple([self._source(row) for row in parsed.rows])
         if any(one is not other for one, other in zip(sources, parsed.rows, strict=True)):
             parsed = replace(parsed, rows=sources)
-        undo = [
-            (row.set, self._count(row)) for row in sources if row.set is not None and parsed.geometry is Geometry.FOLD
-        ]
         ticket = client.submit(pipe, parsed)
+        undo = {}
+        if parsed.geometry is Geometry.FOLD:
+            for row in sources:
+                if row.set is not None:
+                    undo[row.set] = self._lengths.get(row.set, 0), self._count(row)
+                    self._lengths[row.set] = sum(undo[row.set])
         sizes = () if parsed.program is None else tuple(kind.size for kind in parsed.program.results)
         self._flights[ticket] = Flight(sizes, undo, parsed.line, pipe)
         return ticket * 2

@@ -199,6 +199,24 @@ def test_a_dropped_failure_is_logged_and_undone(engine: FakeEngine) -> None:
     assert ears.heard == [(30, "a pass submitted at main.py:3 failed, and nothing awaits it: no luck\n")]
 
 
+def test_what_is_undone_counts_truncations(engine: FakeEngine) -> None:
+    host, _ = make(engine)
+    ws, pipe = host.new_set(), host.new_pipeline(None)
+    host.submit(pipe, json.dumps({"rows": [{"set": ws, "tokens": [1] * 5}]}))
+    wait(host)
+    engine.post(lambda: time.sleep(0.1))
+    engine.fail += ["a", "b", "c"]
+    for length in (6, 2):
+        host.submit(pipe, json.dumps({"rows": [{"set": ws, "tokens": [1, 2, 3]}]}))
+        host.truncate_set(ws, length)
+    host.submit(pipe, json.dumps({"rows": [{"set": ws, "tokens": [1]}]}))
+    undone: list[Any] = []
+    while len(undone) < 3:
+        undone += [event[2]["undone"] for event in wait(host)]
+    assert undone == [[[ws, 0]], [[ws, 0]], [[ws, 1]]]
+    assert host._lengths[ws] == 2
+
+
 def test_limits_are_named(engine: FakeEngine) -> None:
     host, ears = make(
         engine, HostLimits(request_bytes=200, tickets=2, unread_bytes=20, output_bytes=10, log_bytes=8, text_bytes=5)

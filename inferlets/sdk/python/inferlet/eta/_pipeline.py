@@ -36,14 +36,14 @@ class Pipeline:
         """Send the pass on its way.
 
         Returns:
-            the Output(s) of this submit (a tuple when the epilogue returns one); without an epilogue an awaitable
+            the Output(s) of this submit (a tuple when the epilogue returns one); without any an awaitable
             that ends when the pass has run.
         Raises:
             UsageError: what the pass lacks, at this line. RefusedError: the host's limits.
         """
         shot = self._send(fwd)
         epilogue = fwd._epilogue
-        if epilogue is None:
+        if epilogue is None or not epilogue.outputs:
             return Done(shot)
         if epilogue.traced.scalar:
             return epilogue.outputs[0]._at(shot)
