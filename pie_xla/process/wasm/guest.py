@@ -15,6 +15,7 @@ import wasmtime
 from wasmtime import _ffi as ffi
 from wasmtime.component import Component, Instance
 
+from pie_xla.errors import PieError
 from pie_xla.process.wasm import cabi
 from pie_xla.process.wasm.hostapi import HostApi, Pending
 from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits, OutputLimitReached, size_text
@@ -305,6 +306,8 @@ class Guest:
         match self._fault:
             case None:
                 return self._crashed(message)
+            case PieError():  # of a function without an err string
+                return self._exit(ExitKind.FAILED, str(self._fault))
             case SleepRefused() | cabi.TooLarge():
                 return self._exit(ExitKind.FAILED, f"the program was stopped: {self._fault}")
             case fault:

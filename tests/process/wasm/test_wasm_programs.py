@@ -7,6 +7,7 @@ import time
 
 from wasm_fake_host import FakeHost
 
+from pie_xla.errors import PieError
 from pie_xla.process.wasm import ExitKind
 
 HOST = "from wit_world.imports import engine, model, session\nfrom componentize_py_types import Err\n"
@@ -330,6 +331,15 @@ def main(input):
 def test_a_bug_of_the_host_ends_the_guest_and_says_so(guests):
     message = failure(guests.run(HOST + "def main(input):\n    engine.fork_set(500)"), ExitKind.HOST_FAULT)
     assert "KeyError" in message and "a bug of the host" in message
+
+
+def test_a_refusal_where_there_is_no_err_string_ends_the_guest(guests):
+    class Closed(FakeHost):
+        def facts(self) -> str:
+            raise PieError("the model is being unloaded")
+
+    ended = guests.run(HOST + "def main(input):\n    engine.facts()", host=Closed())
+    assert failure(ended) == "the model is being unloaded"
 
 
 def test_no_files_network_environment_processes(guests):
