@@ -331,6 +331,27 @@ async def main(input):
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀", "b", "", "\ufffd", ""]
 
 
+def test_giving_up_on_a_value_leaves_it_to_others(run: Run, engine: FakeEngine) -> None:
+    result = run(
+        HEAD
+        + """
+import asyncio
+async def main(input):
+    ch = Channel((), i32)
+    front = ch.read()
+    async def waits():
+        return await front
+    other = asyncio.create_task(waits())
+    try:
+        await asyncio.wait_for(front, 0.02)
+    except TimeoutError:
+        ch.put(5)
+    return [await other, await front]
+"""
+    )
+    assert result == [5, 5]
+
+
 def test_another_world_is_refused_by_name() -> None:
     from inferlet import InferletError
     from inferlet._host import Facts

@@ -101,14 +101,14 @@ class Facts:
 class Shot:
     """One ticket's result, shared by the Outputs of one submit (or one take, read or receive)."""
 
-    __slots__ = ("__weakref__", "_error", "_future", "_values", "done", "runtime", "ticket")
+    __slots__ = ("__weakref__", "_error", "_values", "_waiters", "done", "runtime", "ticket")
 
     def __init__(self, runtime: Runtime, ticket: int) -> None:
         self.runtime, self.ticket = runtime, ticket
         self.done = False
         self._values: Any = None
         self._error: tuple[str, str] | None = None
-        self._future: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
 
     def settle(self, ok: bool, value: Any) -> None:
         self.done = True
@@ -116,14 +116,16 @@ class Shot:
             self._values = value
         else:
             self._error = (value["message"], value.get("line", ""))
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
 
     def arrived(self) -> asyncio.Future[None]:
-        """A future that ends when the result is here; several may wait."""
-        if self._future is None or self._future.cancelled():
-            self._future = asyncio.get_running_loop().create_future()
-        return self._future
+        """A future that ends when the result is here; one per waiter: cancelling a task cancels what it waits for."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
 
     def value(self) -> Any:
         """The result; a fresh `PassError` each time, so that tracebacks do not pile up."""
