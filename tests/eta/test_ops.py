@@ -117,3 +117,11 @@ def test_scatter_set_keeps_the_last_of_duplicates() -> None:
     idx = jnp.asarray([1, 1, 9, -1, 1], jnp.int32)
     out = TABLE["scatter_set"].lower(base, idx, jnp.asarray([5, 6, 7, 8, 9], jnp.int32))
     assert out.tolist() == [0, 9, 0, 0]
+
+
+@pytest.mark.parametrize("source", list(DType))
+@pytest.mark.parametrize("target", list(DType))
+def test_every_pair_casts(source: DType, target: DType) -> None:
+    x = np.asarray([0, 1, 1, 0], source.numpy)
+    got = jax.jit(lambda v: TABLE["cast"].lower(v, str(target)))(x)
+    assert got.dtype == target.numpy and got.tolist() == [0, 1, 1, 0]

@@ -109,7 +109,7 @@ def _mod_oracle(x: np.ndarray, y: np.ndarray) -> Array:
 
 def _cast(x: Array, dtype: str) -> Array:
     if dtype == "bool":
-        return x != 0
+        return x if x.dtype == np.bool_ else x != 0
     if not _is_float(x) or dtype == "f32":
         return x.astype({"f32": jnp.float32, "i32": jnp.int32, "u32": jnp.uint32}[dtype])
     target, limits = (jnp.int32, np.iinfo(np.int32)) if dtype == "i32" else (jnp.uint32, np.iinfo(np.uint32))
