@@ -12,11 +12,13 @@ import hashlib
 import json
 import os
 import queue
+import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import wasmtime
@@ -29,6 +31,7 @@ from pie_xla.progress import Progress
 
 # Every change of the SDK makes another pair of files of 35 and 50 MB.
 _KEEP = 3
+_STALE_SECONDS = 3600.0
 
 
 def ensure_component(
@@ -63,6 +66,7 @@ def ensure_component(
                 return found
             if found is _Absent.DAMAGED:
                 progress.note(f"the compiled language component {compiled.name} is damaged and is made again")
+            _sweep(directory)
             wasm = ready or directory / f"python-{key}.wasm"
             component = _compile_cached(engine, wasm, compiled, sources, progress, ready is not None)
             if verify is not None:
@@ -147,7 +151,10 @@ def _load(engine: wasmtime.Engine, compiled: Path) -> Component | _Absent:
             if intact:
                 _write_manifest(compiled)
         if intact:
-            return Component.deserialize_file(engine, str(compiled))
+            component = Component.deserialize_file(engine, str(compiled))
+            with suppress(OSError):
+                os.utime(_manifest(compiled))  # used now
+            return component
     except FileNotFoundError:
         return _Absent.MISSING  # not finished: its self test did not pass, or it was interrupted
     except (OSError, ValueError, KeyError, TypeError, wasmtime.WasmtimeError):
@@ -203,9 +210,26 @@ def _replacing(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _forget_old(directory: Path) -> None:
-    for pattern in ("python-*.wasm", "python-*.cwasm"):
-        files = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in files[_KEEP:]:
+def _sweep(directory: Path) -> None:
+    """Remove what killed builders left; the caller holds the lock."""
+    for path in directory.glob("build-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in directory.glob(".new-*"):
+        if time.time() - path.stat().st_mtime > _STALE_SECONDS:  # a younger one may be somebody's manifest
             path.unlink(missing_ok=True)
-            _manifest(path).unlink(missing_ok=True)
+
+
+def _forget_old(directory: Path) -> None:
+    """Keep the components that were used last; `_load` touches their manifests."""
+    compiled = sorted(directory.glob("python-*.cwasm"), key=_last_use, reverse=True)
+    for path in compiled[_KEEP:]:
+        path.unlink(missing_ok=True)
+        _manifest(path).unlink(missing_ok=True)
+    for path in directory.glob("python-*.wasm"):
+        if not any(kept.name.startswith(path.stem) for kept in compiled[:_KEEP]):
+            path.unlink(missing_ok=True)
+
+
+def _last_use(compiled: Path) -> int:
+    manifest = _manifest(compiled)
+    return (manifest if manifest.is_file() else compiled).stat().st_mtime_ns

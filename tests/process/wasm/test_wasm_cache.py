@@ -91,6 +91,29 @@ def test_old_components_are_forgotten(made):
     assert len(list(made.directory.glob("*.json"))) == 3
 
 
+def test_what_is_in_use_is_not_forgotten(made):
+    made.ensure()
+    used = made.one("*.cwasm").name
+    for text in "abcde":
+        (made.sources.sdk / "new.py").write_text(text)
+        made.ensure()
+        (made.sources.sdk / "new.py").unlink()
+        made.ensure()
+    assert made.builds == 6
+    assert used in {path.name for path in made.directory.glob("*.cwasm")}
+
+
+def test_left_overs_of_killed_builders_are_removed(made):
+    made.ensure()
+    (made.directory / "build-dead" / "src").mkdir(parents=True)
+    (made.directory / ".new-dead").write_text("x")
+    os.utime(made.directory / ".new-dead", (1, 1))
+    (made.directory / ".new-live").write_text("x")
+    (made.sources.sdk / "new.py").write_text("y")
+    made.ensure()
+    assert [path.name for path in made.directory.iterdir() if path.name.startswith((".new", "build"))] == [".new-live"]
+
+
 def test_the_directory_is_private(made):
     made.directory.mkdir(parents=True)
     made.directory.chmod(0o777)
