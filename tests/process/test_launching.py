@@ -1,0 +1,81 @@
+"""What launching refuses, what closing ends, and whose `inferlet` a native program gets."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+from fake_engine import FACTS, Bytes, FakeEngine
+
+from pie_xla.errors import PieError, UsageError
+from pie_xla.launch import Event, Failed, Launch
+from pie_xla.process.process import ProcessManager, State
+from pie_xla.process.sdk import load_sdk, sdk_folder
+
+
+@pytest.fixture
+def manager(engine: FakeEngine) -> ProcessManager:
+    return ProcessManager(engine, FACTS, Bytes(), lambda text: None)  # type: ignore[arg-type,return-value]
+
+
+def launch(source: str, value: Any = None, native: bool = True) -> Launch:
+    return Launch(source, "main.py", {} if value is None else value, native)
+
+
+def test_refusals(manager: ProcessManager) -> None:
+    with pytest.raises(UsageError, match="no sandbox"):
+        manager.launch(launch("", native=False), print)
+    with pytest.raises(UsageError, match="has no JSON form"):
+        manager.launch(launch("", {"x": {1}}), print)
+    with pytest.raises(UsageError, match="has no JSON form"):
+        manager.launch(launch("", {"x": float("nan")}), print)
+    assert manager.running == []
+    manager.close()
+    with pytest.raises(PieError, match="closing"):
+        manager.launch(launch(""), print)
+
+
+def test_an_engine_that_refuses_leaves_nothing_behind(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = ProcessManager(engine, FACTS, Bytes(), lambda text: None)  # type: ignore[arg-type,return-value]
+
+    def refuse(name: str, on_event: Any) -> None:
+        raise PieError("the engine is down")
+
+    monkeypatch.setattr(engine, "client", refuse)
+    with pytest.raises(PieError, match="the engine is down"):
+        manager.launch(launch("async def main(input): pass"), print)
+    assert manager.running == []
+    manager.close()
+
+
+def test_closing_ends_what_runs(manager: ProcessManager, engine: FakeEngine) -> None:
+    heard: list[list[Event]] = [[], []]
+    source = "import asyncio\nasync def main(input): await asyncio.sleep(100)"
+    processes = [manager.launch(launch(source), events.append) for events in heard]
+    assert manager.running == processes
+    manager.close()
+    assert heard == [[Failed("the server is shutting down")]] * 2
+    assert [process.state for process in processes] == [State.KILLED] * 2
+    assert all(client.closed for client in engine.clients) and manager.running == []
+
+
+def test_a_listener_that_fails_harms_nobody(manager: ProcessManager) -> None:
+    def listen(event: Event) -> None:
+        raise RuntimeError("deaf")
+
+    process = manager.launch(launch("async def main(input): return 3"), listen)
+    assert process.done.result(10) == 3
+    manager.close()
+
+
+def test_another_inferlet_package_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = load_sdk()
+    assert load_sdk() is ours and ours.__file__ == str(sdk_folder() / "inferlet" / "__init__.py")
+    assert str(sdk_folder()) not in sys.path
+    foreign = types.ModuleType("inferlet")
+    foreign.__file__ = "/somewhere/site-packages/inferlet/__init__.py"
+    monkeypatch.setitem(sys.modules, "inferlet", foreign)
+    with pytest.raises(PieError, match="another package named inferlet is already imported, from /somewhere"):
+        load_sdk()
