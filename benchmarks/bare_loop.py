@@ -14,12 +14,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pie_xla.hub.load import load_params
+from pie_xla.hub.store import Store
 from pie_xla.kernels.ops import Kernel, ops_for
 from poem.lower import Loop, LoweredModel, lower
 from poem.spec import KV, Attention, Batch, Leaf, Ops, State
@@ -163,17 +166,19 @@ def main() -> None:
     parser.add_argument("--cached", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop", type=Loop, choices=list(Loop), default=Loop.UNROLLED)
+    parser.add_argument("--store", type=Path, help="directory of imported models: real weights of --model")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--parts", action="store_true", help="also time the step without attention")
     arguments = parser.parse_args()
 
     ops = ops_for(Kernel.XLA)
-    model = lower(SMOLLM2, ops=ops, loop=arguments.loop)
-    bare = lower(SMOLLM2, ops=NoAttention(ops), loop=arguments.loop)
-    params = random_params(model)
+    entry = None if arguments.store is None else Store(arguments.store).open(arguments.model)
+    config = SMOLLM2 if entry is None else entry.config
+    model = lower(config, ops=ops, loop=arguments.loop)
+    bare = lower(config, ops=NoAttention(ops), loop=arguments.loop)
+    params = random_params(model) if entry is None else model.pack(load_params(entry, model.stored))
     weights = sum(leaf.nbytes for leaf in model.params.values())
-    print(
-        f"memory {memory_bandwidth(2):.1f} GB/s, float32 product {peak_flops():.0f} GFLOP/s, weights {weights / 1e6:.0f} MB"
-    )
+    print(f"memory {memory_bandwidth(2):.1f} GB/s, product {peak_flops():.0f} GFLOP/s, weights {weights / 1e6:.0f} MB")
     print(f"{'rows':>4} {'cached':>6} {'ms/step':>8} {'tokens/s':>9} {'weights GB/s':>12} {'GFLOP/s':>8}  attention ms")
     for rows in arguments.rows:
         rest = milliseconds(bare, params, rows, 0, arguments.steps) if arguments.parts else None

@@ -186,7 +186,7 @@ class KV:
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends: softmax of soft_cap(q . k * scale) over the last `window` cells, own included (None: all)."""
+    """How a layer attends: softmax of soft_cap(q . k * scale) over the last `window` cells, own too (None: all)."""
 
     scale: float
     window: int | None = None

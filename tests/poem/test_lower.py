@@ -112,7 +112,7 @@ def test_temporary_memory_does_not_grow_with_the_pool(loop: Loop) -> None:
 
 
 def test_outputs() -> None:
-    """`hidden` gives `logits` through the tied table; an output nobody wants costs nothing; unknown ones are refused."""
+    """`hidden` gives `logits` through the tied table; an unwanted output costs nothing; unknown ones are refused."""
     model = lowered(LLAMA)
     weights, launch = params(model), batch(model, [2, 1], 2)
     _, values = jax.jit(model.step)(weights, zeros(model, 8), launch)
