@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -151,15 +150,11 @@ def test_a_native_failure_says_what_was_wrong(run_inferlet: Run, name: str) -> N
     ids=["infinite loop", "memory bomb", "flood of output"],
 )
 def test_what_passes_a_limit_ends_alone(run_inferlet: Run, body: str, expected: str) -> None:
-    neighbour: list[Any] = []
-    beside = threading.Thread(target=lambda: neighbour.append(run_inferlet(CONTRACT)))
-    began = time.monotonic()
-    beside.start()
-    outcome = run_inferlet(HEAD + body)
-    beside.join()
+    with ThreadPoolExecutor(1) as pool:
+        neighbour = pool.submit(run_inferlet, CONTRACT)
+        outcome = run_inferlet(HEAD + body)
     assert outcome.failure is not None and expected in outcome.failure, outcome.failure
-    assert neighbour[0].result == {"text": " Paris.\n\nThe answer is:"}
-    assert time.monotonic() - began < 60
+    assert neighbour.result().result == {"text": " Paris.\n\nThe answer is:"}
 
 
 def test_a_failed_program_leaves_nothing_behind(run_inferlet: Run, engine_runtime: Any) -> None:
@@ -183,15 +178,7 @@ async def main(input):
 def test_many_at_once_say_the_same_as_one(run_inferlet: Run) -> None:
     prompts = ["The capital of France is", "Once upon a time", "2 + 2 =", "def fibonacci(n):"] * 2
     alone = {prompt: run_inferlet(CONTRACT, {"prompt": prompt}).result for prompt in set(prompts)}
-    together: dict[int, Any] = {}
-
-    def one(number: int, prompt: str) -> None:
-        together[number] = run_inferlet(CONTRACT, {"prompt": prompt}).result
-
-    threads = [threading.Thread(target=one, args=item) for item in enumerate(prompts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [together[number] for number in range(len(prompts))] == [alone[prompt] for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: run_inferlet(CONTRACT, {"prompt": prompt}).result, prompts))
+    assert together == [alone[prompt] for prompt in prompts]
     assert None not in alone.values()
