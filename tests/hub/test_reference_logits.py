@@ -16,7 +16,7 @@ from pie_xla.hub.chat import Chat
 from pie_xla.hub.load import load_params
 from pie_xla.hub.tokenizer import Tokenizer
 from pie_xla.kernels.ops import Kernel, ops_for
-from poem.lower import LoweredModel, lower
+from poem.lower import Loop, LoweredModel, lower
 from poem.spec import Batch
 
 WIDTH, PAGE = 96, 16
@@ -37,7 +37,9 @@ def check(entry: ModelEntry, count: int) -> None:
     cases: list[dict[str, Any]] = json.loads(text)["models"][entry.name]
     assert len(cases) == count
     tokenizer = Tokenizer(entry)
-    model = lower(entry.config | {"max_position_embeddings": WIDTH}, ops=ops_for(Kernel.XLA), page_size=PAGE)
+    model = lower(
+        entry.config | {"max_position_embeddings": WIDTH}, ops=ops_for(Kernel.XLA), page_size=PAGE, loop=Loop.SCAN
+    )
     params = model.pack(load_params(entry, model.stored))
     for case in cases:
         if case["chat"]:
