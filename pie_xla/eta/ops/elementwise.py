@@ -77,7 +77,9 @@ def _rem_oracle(x: np.ndarray, y: np.ndarray) -> Array:
 
 def _floor_div(x: Array, y: Array) -> Array:
     if _is_float(x):
-        return jnp.floor(lax.div(x, y))
+        # XLA may divide by multiplying with 1 / y, and 49 * (1 / 49) is below 1: the exact remainder goes first.
+        whole = jnp.isfinite(x) & jnp.isfinite(y) & (y != 0.0)
+        return jnp.where(whole, jnp.round(lax.div(x - _mod(x, y), y)), jnp.floor(lax.div(x, y)))
     quotient = lax.div(x, y)
     if x.dtype == np.uint32:
         return quotient
@@ -87,7 +89,7 @@ def _floor_div(x: Array, y: Array) -> Array:
 
 def _floor_div_oracle(x: np.ndarray, y: np.ndarray) -> Array:
     if _is_float(x):
-        return np.floor(x / y)
+        return np.floor(x.astype(np.float64) / y.astype(np.float64)).astype(np.float32)
     x64, y64 = x.astype(np.int64), y.astype(np.int64)
     return _wrap(np.where(y64 == 0, 0, np.floor_divide(x64, _safe(y64))), x.dtype)
 
@@ -163,7 +165,10 @@ OPS: tuple[Op, ...] = (
     _op("add", _BINARY, "x + y; integers wrap.", jnp.add, _integer(np.add)),
     _op("sub", _BINARY, "x - y; integers wrap.", jnp.subtract, _integer(np.subtract)),
     _op("mul", _BINARY, "x * y; integers wrap.", jnp.multiply, _integer(np.multiply)),
-    _op("div", _BINARY, "x / y; integers truncate towards 0, and n / 0 is 0.", _guarded(lax.div), _div_oracle),
+    _op(
+        "div", _BINARY, "x / y, f32 to 2 ulp; integers truncate towards 0, and n / 0 is 0.", _guarded(lax.div),
+        _div_oracle,
+    ),
     _op("rem", _BINARY, "Remainder of div, with the sign of x; integer n rem 0 is 0.", _guarded(lax.rem), _rem_oracle),
     _op(
         "floor_div", _BINARY, "x // y rounded down, as Python's; integer n // 0 is 0.", _guarded(_floor_div),

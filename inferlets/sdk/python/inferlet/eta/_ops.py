@@ -114,7 +114,7 @@ def mul(x: Value, y: Value) -> Tensor:
 
 
 def div(x: Value, y: Value) -> Tensor:
-    """x / y; integers truncate towards 0, and n / 0 is 0.
+    """x / y, f32 to 2 ulp; integers truncate towards 0, and n / 0 is 0.
 
     x: num[*s~], y: num[*s~] -> num[*s]
     """

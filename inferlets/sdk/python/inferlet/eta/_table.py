@@ -11,7 +11,7 @@ TABLE: dict[str, Rule] = {
         Rule('add', 'x: num[*s~], y: num[*s~] -> num[*s]', 'x + y; integers wrap.', (), (), '', False),
         Rule('sub', 'x: num[*s~], y: num[*s~] -> num[*s]', 'x - y; integers wrap.', (), (), '', False),
         Rule('mul', 'x: num[*s~], y: num[*s~] -> num[*s]', 'x * y; integers wrap.', (), (), '', False),
-        Rule('div', 'x: num[*s~], y: num[*s~] -> num[*s]', 'x / y; integers truncate towards 0, and n / 0 is 0.', (), (), '', False),
+        Rule('div', 'x: num[*s~], y: num[*s~] -> num[*s]', 'x / y, f32 to 2 ulp; integers truncate towards 0, and n / 0 is 0.', (), (), '', False),
         Rule('rem', 'x: num[*s~], y: num[*s~] -> num[*s]', 'Remainder of div, with the sign of x; integer n rem 0 is 0.', (), (), '', False),
         Rule('floor_div', 'x: num[*s~], y: num[*s~] -> num[*s]', "x // y rounded down, as Python's; integer n // 0 is 0.", (), (), '', False),
         Rule('mod', 'x: num[*s~], y: num[*s~] -> num[*s]', "x % y with the sign of y, as Python's; integer n % 0 is 0.", (), (), '', False),
