@@ -163,14 +163,8 @@ def _download(
         task.advance(done)
         if done != metadata.size:
             counter: Any = _Counter(out, task)
-            http_get(
-                metadata.location,
-                counter,
-                resume_size=done,
-                headers=headers,
-                expected_size=metadata.size,
-                tqdm_class=_quiet(),
-            )
+            with _quiet():
+                http_get(metadata.location, counter, resume_size=done, headers=headers, expected_size=metadata.size)
     if file.sha256 is not None:
         with part.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -197,16 +191,18 @@ class _Counter:
         return getattr(self._out, name)
 
 
-def _quiet() -> Any:
-    """A tqdm class that draws nothing: progress is ours."""
-    from tqdm.auto import tqdm
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the client's own progress bars: progress is ours."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    class Quiet(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
-            super().__init__(*args, **{**kwargs, "disable": True})
-
-    return Quiet
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
 
 
 @contextmanager
