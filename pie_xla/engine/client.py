@@ -108,11 +108,12 @@ class Client:
     def close_pipeline(self, pipeline: int) -> None:
         """No more submits; what was submitted finishes."""
         self._pipeline(pipeline).closed = True
+        del self._pipelines[pipeline]
 
     def cancel_pipeline(self, pipeline: int) -> None:
         """Close, drop what no step has taken, discard what is in flight."""
         target = self._pipeline(pipeline)
-        target.closed = True
+        self.close_pipeline(pipeline)
         self._engine.post(lambda core: core.cancel_pipeline(target))
 
     # -- channels ------------------------------------------------------------------------------------------------
@@ -152,6 +153,7 @@ class Client:
             raise PieError(
                 f"the channel holds {target.type}: {target.type.size} words, not {words.dtype}{list(words.shape)}"
             )
+        self._room("unfinished puts of a channel", len(target.putters), self._quota.queued_passes)
         self._post(HostPut(target, words.view(np.int32), replace, lanes=(target.putters,)))
 
     def take_channel(self, channel: int) -> int:
@@ -182,8 +184,6 @@ class Client:
             PieError: the request breaks a rule; nothing was queued.
         """
         lane = self._pipeline(pipeline)
-        if lane.closed:
-            raise PieError("this pipeline is closed", "make a new Pipeline() for more passes")
         self._room("unfinished passes", len(lane.passes), self._quota.queued_passes)
         program = request.program or NO_PROGRAM
         rows, producers, embedded = self._rows(request)
@@ -253,7 +253,7 @@ class Client:
                 )
             length = (target.submitted if target is not None else 0) + total
             self._engine.check_length(i, length)
-            rows.append(PassRow(target, tokens, total, last))
+            rows.append(PassRow(target, tokens, total, last, before=length - total))
         return rows, tuple(producers), tuple(embedded)
 
     def _tokens(self, index: int, row: Row) -> tuple[np.ndarray | None, int, Pass | None, Channel | None]:
@@ -374,7 +374,7 @@ class Client:
         return _find(self._sets, handle, "working set")
 
     def _pipeline(self, handle: int) -> Pipeline:
-        return _find(self._pipelines, handle, "pipeline")
+        return _find(self._pipelines, handle, "open pipeline")
 
     def _channel(self, handle: int) -> Channel:
         return _find(self._channels, handle, "channel")
@@ -383,7 +383,7 @@ class Client:
 def _find(table: dict[int, T], handle: int, what: str) -> T:
     found = table.get(handle)
     if found is None:
-        raise PieError(f"there is no {what} {handle} in this process (dropped, or never made)")
+        raise PieError(f"there is no {what} {handle} in this process (closed, dropped, or never made)")
     return found
 
 

@@ -516,6 +516,9 @@ class Core:
                 behind = effect.order > item.order and any(id(row.set) in touched for row in effect.rows)
                 if behind or effect.depends & failed.keys():
                     failed[effect.order] = effect
+        for row in item.rows:
+            if row.set is not None:
+                _break_forks(row.set.lane, item, cause)
         for order in sorted(failed, reverse=True):
             self._undo(failed[order])
         for one in failed.values():
@@ -537,7 +540,7 @@ class Core:
         item.pipeline.passes.pop(item.ticket, None)
         for row in item.rows:
             if row.set is not None and not item.read_only:
-                row.set.submitted -= row.total
+                row.set.submitted = min(row.set.submitted, row.before)
                 if row.start is not None:
                     self._undo_row(row)
         for channel, producer in reversed(item.taken):
@@ -588,6 +591,14 @@ class Core:
             if effect.client_id == client:
                 effect.dead = True
 
+    def expect_nobody(self) -> None:
+        """Every program waits for something else: no launch gains from waiting for company."""
+        self._expected.clear()
+
+    @property
+    def expecting(self) -> bool:
+        return bool(self._expected)
+
     def forget_client(self, client: int) -> None:
         self._served.pop(client, None)
         self._expected.pop(client, None)
@@ -628,6 +639,16 @@ class Core:
     @property
     def idle(self) -> bool:
         return not self._lanes and not self._loose and not self.flights
+
+
+def _break_forks(lane: Lane, item: Pass, cause: str) -> None:
+    """Forks called after a failed pass were to hold its tokens."""
+    behind = item not in lane
+    for effect in lane:
+        if effect is item:
+            behind = True
+        elif behind and isinstance(effect, Fork) and effect.parent.lane is lane:
+            effect.child.broken = cause
 
 
 def _traffic(item: Pass) -> list[tuple[Channel, int, bool]]:

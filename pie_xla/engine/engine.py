@@ -161,6 +161,11 @@ class Engine:
         self._inbox.append(call)
         self._wake()
 
+    def nobody_is_coming(self) -> None:
+        """Programs have all blocked again; an idle device need not wait for more of them. From any thread."""
+        if self._core.expecting and self._failure is None:
+            self.post(lambda door: door.core.expect_nobody())
+
     def new_state(self) -> SetState:
         return self._ledger.new()
 

@@ -151,6 +151,7 @@ class PassRow:
         tokens: host tokens, or None when they come from the device.
         total: number of tokens.
         last: tokens that must be in the final launch.
+        before: the set's length after all calls before this one.
         done: tokens already launched.
         start: the set's length before the pass, once launched.
         replaced: recurrent slots that its launches have replaced, oldest first; returned on commit.
@@ -160,6 +161,7 @@ class PassRow:
     tokens: np.ndarray | None
     total: int
     last: int
+    before: int = 0
     done: int = 0
     start: int | None = None
     replaced: list[int] = field(default_factory=list)

@@ -174,6 +174,24 @@ def test_bad_device_token_is_a_fault_of_its_pass_alone(account, model):
     assert [int(listener.wait(again)[0])] == reference_greedy(model.lowered, model.params, [*PROMPT, 9], 1)
 
 
+def test_a_failure_reaches_forks_and_lengths_called_after_it(account, model):
+    client, listener = account
+    ws, pipe = client.new_set(), client.new_pipeline()
+    listener.wait(client.submit(pipe, PassRequest((Row(ws, tuple(PROMPT)),))))
+    channel = client.new_channel(TensorType(DType.I32, ()))
+    bad = client.submit(pipe, PassRequest((Row(ws, FromChannel(channel)),), program=Greedy()))
+    child = client.fork_set(ws)
+    client.truncate_set(ws, 3)
+    client.put_channel(channel, np.array([5000], np.uint32))
+    lost = client.submit(pipe, PassRequest((Row(child, (1,)),), program=Greedy()))
+    for ticket in (bad, lost):
+        with pytest.raises(PassError, match="token id outside"):
+            listener.wait(ticket)
+    assert client.set_length(ws) == 3
+    again = client.submit(pipe, PassRequest((Row(ws, (9,)),), program=Greedy()))
+    assert [int(listener.wait(again)[0])] == reference_greedy(model.lowered, model.params, [*PROMPT[:3], 9], 1)
+
+
 def test_refusals_name_the_reason(account):
     client, _ = account
     ws, pipe = client.new_set(), client.new_pipeline()
@@ -189,7 +207,7 @@ def test_refusals_name_the_reason(account):
         with pytest.raises(PieError, match=text):
             client.submit(pipe, PassRequest(rows))
     client.close_pipeline(pipe)
-    with pytest.raises(PieError, match="closed"):
+    with pytest.raises(PieError, match="no open pipeline"):
         client.submit(pipe, PassRequest((Row(ws, (1,)),)))
 
 
