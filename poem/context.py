@@ -63,7 +63,9 @@ class Context:
         """`value` placed by its logical axes; itself on one device."""
         if self.place is None:
             return value
-        return jax.lax.with_sharding_constraint(value, self.place(Leaf(value.shape, value.dtype.name, axes)))
+        where = self.place(Leaf(value.shape, value.dtype.name, axes))
+        placed: jax.Array = jax.lax.with_sharding_constraint(value, where)  # type: ignore[no-untyped-call, unused-ignore]
+        return placed
 
     def _first(self) -> jax.Array | int:
         units = next(iter(self.state[self.group.name].values())).shape[0] // self.group.layers

@@ -163,7 +163,7 @@ class LoweredModel:
             units = next(iter(state[group.name].values())).shape[0] // group.layers
             leaves = group.arrays(units)
             placed[group.name] = {
-                name: jax.lax.with_sharding_constraint(array, self.place(leaves[name]))
+                name: jax.lax.with_sharding_constraint(array, self.place(leaves[name]))  # type: ignore[no-untyped-call, unused-ignore]
                 for name, array in state[group.name].items()
             }
         return placed

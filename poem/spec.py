@@ -71,7 +71,7 @@ class Leaf:
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
         """The same for `jax.jit(...).lower`."""
-        return jax.ShapeDtypeStruct(self.shape, jax.numpy.dtype(self.dtype))
+        return jax.ShapeDtypeStruct(self.shape, jax.numpy.dtype(self.dtype))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 class StateKind(enum.Enum):

@@ -112,7 +112,7 @@ def _attend(
         jnp.zeros((B, K, G * Q, d), jnp.float32),
     )
     _, total, sums = jax.lax.fori_loop(begin, end, body, empty)
-    out = sums / jnp.where(total > 0, total, 1.0)[..., None]
+    out: jax.Array = sums / jnp.where(total > 0, total, 1.0)[..., None]
     return out.astype(query.dtype).reshape(B, K, G, Q, d).transpose(0, 3, 1, 2, 4).reshape(B, Q, H, d)
 
 
