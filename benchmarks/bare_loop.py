@@ -185,10 +185,8 @@ def main() -> None:
     params = random_params(model) if entry is None else model.pack(load_params(entry, model.stored))
     weights = sum(leaf.nbytes for leaf in model.params.values())
     print(f"memory {memory_bandwidth(2):.1f} GB/s, product {peak_flops():.0f} GFLOP/s, weights {weights / 1e6:.0f} MB")
-    print(
     print(f"{'rows':>4} {'cached':>6} {'ms/step':>8} {'tokens/s':>9} {'weights GB/s':>12} {'GFLOP/s':>8}", end=" ")
     print(f"{'core ms':>8}  of it attention")
-    )
     for rows in arguments.rows:
         rest = milliseconds(bare, params, rows, 0, arguments.steps)[1] if arguments.parts else None
         for cached in arguments.cached:
