@@ -108,7 +108,9 @@ def open_runtime(
         UsageError: no such model. PieError: a damaged store, too little memory, a part that cannot be made.
     """
     entry = find_model(config, model)
-    sandbox = None if native else _beside(lambda: _load_sandbox(config, progress), "sandbox", timings)
+    made: Future[Engine] = Future()  # the sandbox is loaded first, and tells the engine when no guest can submit any more
+    quiet = lambda: made.result().nobody_is_coming() if made.done() else None  # noqa: E731
+    sandbox = None if native else _beside(lambda: _load_sandbox(config, progress, quiet), "sandbox", timings)
     language = _beside(lambda: _load_language(entry), "tokenizer", timings)
     with timings.span("import of JAX and the engine"):
         devices = import_jax(config.engine.platform)
@@ -119,6 +121,7 @@ def open_runtime(
         lowered = _lower(config, entry, kernel)
     options = engine_options(config.engine, entry.manifest.total_bytes)
     engine = _load_engine(config, entry, lowered, kernel, options, serve, progress, timings)
+    made.set_result(engine)
     try:
         manager = _manager(config, entry, engine, language.result(), None if sandbox is None else sandbox.result())
     except BaseException:
@@ -265,10 +268,10 @@ def step_key(recipe: Any) -> str:
     return digest.hexdigest()
 
 
-def _load_sandbox(config: Config, progress: Progress) -> Any:
+def _load_sandbox(config: Config, progress: Progress, on_quiescent: Callable[[], None]) -> Any:
     from pie_xla.process.wasm.sandbox import Sandbox
 
-    return Sandbox(config.cache_dir, progress)
+    return Sandbox(config.cache_dir, progress, on_quiescent=on_quiescent)
 
 
 def _load_language(entry: ModelEntry) -> ModelLanguage:
