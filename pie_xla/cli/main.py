@@ -111,6 +111,11 @@ def invoke(arguments: list[str] | None = None) -> int:
         # The reader of stdout is gone; leave nothing for the interpreter's own flush to trip over.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:  # a full disk, most of all
+        click.echo(f"error: {error}", err=True)
+        return 1
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
 
 
 def main() -> NoReturn:
@@ -121,8 +126,7 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code = invoke()
-    if code in (INTERRUPTED, BROKEN_PIPE):
-        # A compile or a native call in another thread would be waited for; it holds nothing that must be kept.
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    sys.stderr.flush()
+    # What a command opened it has closed. Taking JAX and the interpreter down costs a second, and after Ctrl-C it would
+    # wait for a compile in another thread.
+    os._exit(code)

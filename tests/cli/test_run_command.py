@@ -137,11 +137,9 @@ def start(tmp_path: Path) -> Cli:
         (tmp_path / f"{name}.py").write_text(f"async def main(input):\n    '{body}'\n")
     env = os.environ | {"PYTHONPATH": str(ROOT), "PIE_XLA_HOME": str(tmp_path / "home"), "PYTHONWARNINGS": "default"}
 
-    def start(*words: str) -> subprocess.Popen[str]:
+    def start(*words: str, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         command = [sys.executable, "cli.py", *words]
-        return subprocess.Popen(
-            command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        return subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=stdout, stderr=subprocess.PIPE)
 
     return start
 
@@ -223,6 +221,12 @@ def test_a_reader_that_goes_away_is_no_crash(start: Cli) -> None:
         said = process.stderr.read()
     assert process.wait(timeout=60) == 141
     assert "Traceback" not in said
+
+
+def test_a_full_disk_under_stdout_is_said(start: Cli) -> None:
+    with open("/dev/full", "w") as full:
+        code, _, err = finish(start("run", "ok.py", stdout=full))
+    assert code == 1 and "No space left on device" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(
