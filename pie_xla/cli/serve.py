@@ -97,7 +97,7 @@ def _serve(config: Config, model: str, inferlets: dict[str, str], listener: sock
 
     def load() -> None:
         try:
-            runtime = open_runtime(config, model, native=False, progress=stderr_progress(), timings=Timings())
+            runtime = open_runtime(config, model, serve=True, progress=stderr_progress(), timings=Timings())
             loaded.append(runtime)
             backend.service = runtime
             click.echo(f"serving {runtime.model_name} on http://{host}:{port}", err=True)

@@ -25,7 +25,9 @@ def test_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_and_files_that_are_named_exist(document: Path) -> None:
     text = document.read_text()
-    commands = re.findall(r"(?:^|`|\./venv/bin/)pie-xla ([a-z]+)", text, re.MULTILINE)
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    commands = [word for code in blocks + inline for word in re.findall(r"(?:^|/)pie-xla ([a-z]+)", code, re.MULTILINE)]
     assert set(commands) <= set(COMMANDS)
     examples = set(re.findall(r"examples/[a-z_]+/[a-z_]+\.py", text))
     assert {name for name in examples if not (ROOT / name).exists()} == set()
