@@ -51,7 +51,7 @@ test-all: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 bench: $(VENV)/.installed-test
-	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python -m benchmarks.decode
 
 # The wheel carries the language component, so that its users need not build it.
 wheel: $(VENV)/.installed
