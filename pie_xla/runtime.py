@@ -108,8 +108,13 @@ def open_runtime(
         UsageError: no such model. PieError: a damaged store, too little memory, a part that cannot be made.
     """
     entry = find_model(config, model)
-    made: Future[Engine] = Future()  # the sandbox is loaded first, and tells the engine when no guest can submit any more
-    quiet = lambda: made.result().nobody_is_coming() if made.done() else None  # noqa: E731
+    made: Future[Engine] = Future()  # the sandbox is there before the engine
+
+    def quiet() -> None:
+        """No guest can submit any more: the engine need not wait for one."""
+        if made.done():
+            made.result().nobody_is_coming()
+
     sandbox = None if native else _beside(lambda: _load_sandbox(config, progress, quiet), "sandbox", timings)
     language = _beside(lambda: _load_language(entry), "tokenizer", timings)
     with timings.span("import of JAX and the engine"):
