@@ -88,7 +88,7 @@ class Quota:
     pipelines: int = 1024
     channels: int = 1024
     queued_passes: int = 4096
-    device_words: int = 1 << 20
+    device_words: int = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class EngineOptions:
         prefill: (rows, tokens per row) buckets of longer launches.
         word_count: u32 words of the device register file (outputs and channel cells).
         depth: plans in flight at once; 2 dispatches step N+1 before step N is read.
+        memory_seconds: how long a pass waits for state memory that other clients hold before it is refused.
         gather_seconds: longest wait of an idle device for processes that were just answered.
         strict: one decode and one prefill shape only, so that results are bit-equal alone and batched.
         fuse_after: launches filled by one program alone before its fused step is compiled; 0 never fuses.
@@ -115,6 +116,7 @@ class EngineOptions:
     prefill: tuple[tuple[int, int], ...] = ((1, 16), (1, 64), (1, 256), (8, 16), (16, 16))
     word_count: int = 1 << 21
     depth: int = 2
+    memory_seconds: float = 30.0
     gather_seconds: float = 0.006
     strict: bool = False
     fuse_after: int = 256

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pie_xla.engine.api import EngineOptions
+from pie_xla.errors import PieError
 
 
 @dataclass(frozen=True, order=True)
@@ -28,14 +29,18 @@ class Buckets:
 
     def __init__(self, options: EngineOptions) -> None:
         decode = sorted(set(options.decode_rows))
-        prefill = sorted(set(options.prefill), key=lambda s: (s[0] * s[1], s))
+        prefill = sorted({s for s in options.prefill if s[1] > 1}, key=lambda s: (s[0] * s[1], s))
+        if not decode or not any(b == 1 for b, _ in prefill):
+            raise PieError(
+                "the engine needs a row count for one-token launches and a launch of one row of at least 2 tokens",
+                "raise [engine] max_rows and max_tokens",
+            )
         if options.strict:
             decode, prefill = decode[-1:], [max((s for s in prefill if s[0] == 1), key=lambda s: s[1])]
         self.decode = tuple(Bucket(b, 1, b) for b in decode)
         self.prefill = tuple(Bucket(b, q, b) for b, q in prefill)
-        self.max_rows = max(decode[-1], max(b for b, _ in prefill))
+        self.max_rows = decode[-1]
         self.chunk = max(q for b, q in prefill if b == 1)
-        self.strict = options.strict
 
     @property
     def all(self) -> tuple[Bucket, ...]:
@@ -52,7 +57,3 @@ class Buckets:
                     r *= 2
                 found.append(Bucket(bucket.rows, bucket.tokens, r))
         return sorted(found, key=lambda b: (b.area, b))
-
-    def program_sizes(self) -> tuple[int, ...]:
-        """Numbers of passes that one program executable is compiled for."""
-        return tuple(b.rows for b in self.decode)

@@ -54,6 +54,8 @@ class Client:
         self._pipelines: dict[int, Pipeline] = {}
         self._channels: dict[int, Channel] = {}
         self._tickets: dict[int, Pass] = {}
+        self._takes: set[int] = set()  # tickets of channel takes that have had no event
+        self._words = 0  # device words of channels and of outputs that are not released
         self._closed = False
 
     # -- working sets --------------------------------------------------------------------------------------------
@@ -99,6 +101,8 @@ class Client:
 
     def new_pipeline(self, seed: int | None = None) -> int:
         """A pipeline; its random keys come from `seed` (64 bits) or from the operating system."""
+        if len(self._pipelines) >= self._quota.pipelines:
+            self._pipelines = {h: p for h, p in self._pipelines.items() if p.passes or not p.closed}
         self._room("pipelines", len(self._pipelines), self._quota.pipelines)
         value = secrets.randbits(64) if seed is None else seed % (1 << 64)
         made = Pipeline(next(self._handles), self.id, (value >> 32, value & 0xFFFFFFFF))
@@ -107,13 +111,13 @@ class Client:
 
     def close_pipeline(self, pipeline: int) -> None:
         """No more submits; what was submitted finishes."""
-        self._pipeline(pipeline).closed = True
-        del self._pipelines[pipeline]
+        target = self._pipeline(pipeline)
+        target.closed = True
 
     def cancel_pipeline(self, pipeline: int) -> None:
         """Close, drop what no step has taken, discard what is in flight."""
         target = self._pipeline(pipeline)
-        self.close_pipeline(pipeline)
+        target.closed = True
         self._engine.post(lambda core: core.cancel_pipeline(target))
 
     # -- channels ------------------------------------------------------------------------------------------------
@@ -126,15 +130,15 @@ class Client:
         if len(kind.shape) > 4 or any(n < 1 for n in kind.shape):
             raise PieError(f"a channel of {kind} is not possible: rank at most 4, every extent at least 1")
         spare = self._engine.options.depth
-        held = sum(c.words for c in self._channels.values())
         words = kind.size * (capacity + spare)
-        self._room("device words", held + words - 1, self._quota.device_words)
+        self._room("device words", self._words + words - 1, self._quota.device_words)
         offset = self._engine.allocate_words(words)
         if offset is None:
             raise PieError(
                 f"no room on the device for a channel of {capacity} x {kind} ({words} words)",
                 "drop channels you no longer use",
             )
+        self._words += words
         made = Channel(next(self._handles), self.id, kind, capacity, offset, spare)
         self._channels[made.id] = made
         return made.id
@@ -167,12 +171,14 @@ class Client:
     def _host_take(self, channel: int, consume: bool) -> int:
         target = self._channel(channel)
         ticket = next(self._handles)
+        self._takes.add(ticket)
         self._post(HostTake(target, ticket, consume, lanes=(target.takers,)))
         return ticket
 
     def drop_channel(self, channel: int) -> None:
         target = self._channels.pop(channel, None)
         if target is not None:
+            self._words -= target.words
             self._engine.post(lambda core: core.drop_channel(target))
 
     # -- passes --------------------------------------------------------------------------------------------------
@@ -184,12 +190,16 @@ class Client:
             PieError: the request breaks a rule; nothing was queued.
         """
         lane = self._pipeline(pipeline)
+        if lane.closed:
+            raise PieError("this pipeline is closed", "make a new Pipeline() for more passes")
         self._room("unfinished passes", len(lane.passes), self._quota.queued_passes)
         program = request.program or NO_PROGRAM
         rows, producers, embedded = self._rows(request)
         self._check_program(program, request)
-        entry = self._engine.program(program)
         channels = self._bind(program, request)
+        words = sum(kind.size for kind in program.results)
+        self._room("device words", self._words + words - 1, self._quota.device_words)
+        entry = self._engine.program(program)
         ticket = next(self._handles)
         lanes = _lanes(rows, channels, program, embedded)
         item = Pass(
@@ -201,7 +211,6 @@ class Client:
             entry=entry,
             channels=channels,
             ordinal=lane.ordinals,
-            order=0,
             read_only=request.geometry is Geometry.READ,
             producers=producers,
             embedded=embedded,
@@ -209,6 +218,7 @@ class Client:
         )
         lane.ordinals += 1
         self._tickets[ticket] = item
+        self._words += words
         if not item.read_only:
             for row in rows:
                 if row.set is not None:
@@ -242,6 +252,8 @@ class Client:
                         f"readout of row {i} must be increasing positions within its {total} tokens, not {list(wanted)}"
                     )
                 last = total - wanted[0]
+            if producer is not None or channel is not None:
+                last = total  # device tokens are taken all at once
             if last > self._engine.chunk:
                 raise PieError(
                     f"readout of row {i} spans {last} tokens; one launch reads out at most {self._engine.chunk}"
@@ -254,6 +266,8 @@ class Client:
             length = (target.submitted if target is not None else 0) + total
             self._engine.check_length(i, length)
             rows.append(PassRow(target, tokens, total, last, before=length - total))
+        readouts = len(rows) if request.readout is None else sum(map(len, request.readout))
+        self._engine.check_launch(len(rows), max(row.last for row in rows), readouts)
         return rows, tuple(producers), tuple(embedded)
 
     def _tokens(self, index: int, row: Row) -> tuple[np.ndarray | None, int, Pass | None, Channel | None]:
@@ -327,6 +341,7 @@ class Client:
         """The caller keeps no more reference to a pass's outputs: their device words may be reused."""
         item = self._tickets.pop(ticket, None)
         if item is not None:
+            self._words -= sum(kind.size for kind in item.entry.program.results)
             self._engine.post(lambda core: core.release(item))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -348,12 +363,27 @@ class Client:
         for channel in list(self._channels.values()):
             if channel.count:
                 channel.poison = cause
+        for item in list(self._tickets.values()):
+            item.lost = cause
 
     def abandon(self, cause: str) -> None:
         """The engine is gone: every unfinished pass fails with the cause."""
         for ticket, item in list(self._tickets.items()):
             if item.status in (Status.QUEUED, Status.RUNNING):
                 self.on_event(ticket, PassError(cause, item.line))
+        for ticket in list(self._takes):
+            self.on_event(ticket, PassError(cause))
+
+    def deliver(self, ticket: int, outcome: tuple[np.ndarray, ...] | PassError) -> None:
+        """On the engine's thread: what has become of a ticket."""
+        self._takes.discard(ticket)
+        if not self._closed:
+            self.on_event(ticket, outcome)
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether any of its sets holds units of the pools."""
+        return any(target.state.cells for target in list(self._sets.values()))
 
     @property
     def closed(self) -> bool:
@@ -374,7 +404,7 @@ class Client:
         return _find(self._sets, handle, "working set")
 
     def _pipeline(self, handle: int) -> Pipeline:
-        return _find(self._pipelines, handle, "open pipeline")
+        return _find(self._pipelines, handle, "pipeline")
 
     def _channel(self, handle: int) -> Channel:
         return _find(self._channels, handle, "channel")

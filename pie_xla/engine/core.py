@@ -46,7 +46,6 @@ class Peek:
     client: int
     ticket: int
     channel: Channel
-    producer: int
     words: Any
 
 
@@ -56,7 +55,8 @@ class Core:
     Args:
         deliver: hands a result to its client.
         fuse: asks for a fused step of a program and bucket.
-        lose: marks every set and channel that had content as lost, with the cause.
+        lose: marks every set, channel and output that had content as lost, with the cause.
+        others_hold: whether clients other than the given one hold state memory.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Core:
         deliver: Deliver,
         fuse: Callable[[Any, Any], None],
         lose: Callable[[str], None],
+        others_hold: Callable[[int], bool],
     ) -> None:
         self._launcher = launcher
         self._ledger = ledger
@@ -80,6 +81,7 @@ class Core:
         self._deliver = deliver
         self._fuse = fuse
         self._lose = lose
+        self._others_hold = others_hold
         self._lanes: dict[int, Lane] = {}  # lanes with something in them
         self._loose: dict[int, Pass] = {}  # passes that touch no set and no channel, by order
         self._orders = itertools.count(1)
@@ -91,14 +93,16 @@ class Core:
         self.step_seconds = 0.0
         self.host_seconds = 0.0
         self.peeks: list[Peek] = []
+        self._starved: dict[int, float] = {}  # passes that wait for memory -> since when
 
     # -- effects -------------------------------------------------------------------------------------------------
 
     def add(self, effect: Effect) -> None:
         """Take an effect in the order of its call."""
-        order = next(self._orders)
+        effect.order = order = next(self._orders)
         if isinstance(effect, Pass):
-            effect.order = order
+            if effect.client not in self._served:  # a newcomer does not overtake those who have waited
+                self._served[effect.client] = min(self._served.values(), default=0)
             self._expected.pop(effect.client, None)
             effect.pipeline.passes[effect.ticket] = effect
             for producer in effect.producers:
@@ -136,17 +140,22 @@ class Core:
         while moved:
             moved = False
             for effect in self._heads():
-                if not effect.dead and self._happen(effect):
-                    effect.leave()
-                    moved = True
+                moved = (not effect.dead and self._happen(effect)) or moved
 
     def _happen(self, effect: Effect) -> bool:
+        """Let an effect that is first happen; True when it has left its lanes, so that those behind it may move."""
+        if isinstance(effect, Pass):  # a pass leaves when it is launched, or when it cannot run any more
+            cause = self._doomed(effect)
+            if cause is not None:
+                self.fail(effect, cause)
+            return cause is not None
+        if not self._act(effect):
+            return False
+        effect.leave()
+        return True
+
+    def _act(self, effect: Effect) -> bool:
         match effect:
-            case Pass():
-                cause = self._doomed(effect)
-                if cause is not None:
-                    self.fail(effect, cause)
-                return False
             case Fork(parent, child):
                 if parent.broken is not None:
                     child.broken = parent.broken
@@ -175,12 +184,18 @@ class Core:
         if channel.poison is not None or channel.dropped:
             return True
         if effect.replace and channel.count:
-            self._launcher.poke(effect.words, channel.cell(0))
-            channel.producers[0] = -1
-            return True
-        if channel.count >= channel.capacity:
+            if channel.last_taker in self._running:  # it may still give its cell back
+                return False
+            at, channel.producers[0] = channel.cell(0), -1
+        elif channel.count >= channel.capacity:
             return False
-        self._launcher.poke(effect.words, channel.put(-1))
+        else:
+            at = channel.put(-1)
+        try:
+            self._launcher.poke(effect.words, at)
+        except Exception as error:
+            channel.poison = _refusal(error)
+            self._check_lost(channel.poison)
         return True
 
     def _host_take(self, effect: HostTake) -> bool:
@@ -188,13 +203,17 @@ class Core:
         if channel.poison is not None:
             self._deliver(channel.client, effect.ticket, PassError(channel.poison))
             return True
-        if not channel.count:
+        if not channel.count or channel.last_taker in self._running:  # a pass in flight may still give its cell back
             return False
-        producer = channel.producers[0]
-        words = self._launcher.peek(channel.cell(0), channel.type.size)
+        try:
+            words = self._launcher.peek(channel.cell(0), channel.type.size)
+        except Exception as error:
+            self._deliver(channel.client, effect.ticket, PassError(_refusal(error)))
+            self._check_lost(_refusal(error))
+            return True
         if effect.consume:
             channel.take()
-        self.peeks.append(Peek(channel.client, effect.ticket, channel, producer, words))
+        self.peeks.append(Peek(channel.client, effect.ticket, channel, words))
         return True
 
     def drop_set(self, target: WorkingSet) -> None:
@@ -215,6 +234,8 @@ class Core:
             if channel.poison is not None:
                 return channel.poison
         for producer in item.producers:
+            if producer is not None and producer.lost is not None:
+                return producer.lost
             if producer is not None and producer.status is Status.FAILED:
                 return producer.error.cause if producer.error else "the pass whose output it embeds failed"
         return None
@@ -285,34 +306,53 @@ class Core:
             if bucket in self._programs.failed_steps:
                 continue
             self._programs.wish_step(bucket)
+        self._starved = {order: since for order, since in self._starved.items() if order in plan.starved}
         if not plan.launches:
-            self._relieve(plan.starved, ready)
+            self._relieve(plan.starved, ready, now)
             return [], 0.05
-        flights = [self._launch(launch, ready) for launch in plan.launches]
-        return [flight for flight in flights if flight is not None], 0.0
+        flights: list[Flight] = []
+        for launch in plan.launches:
+            if all(
+                ready[item.pass_id].status is Status.QUEUED for item in launch.items
+            ):  # else the launch before failed
+                flight = self._launch(launch, ready)
+                if flight is not None:
+                    flights.append(flight)
+        return flights, 0.0 if flights else 0.05
 
-    def _relieve(self, starved: tuple[int, ...], ready: dict[int, Pass]) -> None:
-        """Nothing can run for want of memory, and nothing in flight will return any: the youngest asks are refused."""
+    def _relieve(self, starved: tuple[int, ...], ready: dict[int, Pass], now: float) -> None:
+        """Nothing can run for want of memory. Others may return theirs: wait for them a while. Then, or when nobody else holds any,
+        the youngest ask is refused."""
         if not starved or self.flights:
             return
         youngest = ready[max(starved)]
+        since = self._starved.setdefault(youngest.order, now)
+        if self._others_hold(youngest.client) and now - since < self._options.memory_seconds:
+            return
         free = ", ".join(f"{name}: {f} of {t} free" for name, (f, _, t) in self._ledger.balance().items())
         self.fail(youngest, f"no memory for this pass's state and nobody is about to return any ({free})")
 
     # -- launching -----------------------------------------------------------------------------------------------
 
     def _launch(self, launch: Launch, ready: dict[int, Pass]) -> Flight | None:
-        rows: list[RowInput] = []
-        inputs: list[ProgramInput] = []
         members: dict[int, list[Item]] = {}
         for item in launch.items:
             members.setdefault(item.pass_id, []).append(item)
+        try:
+            return self._try_launch(launch, members, ready)
+        except Exception as error:  # the device refused: its passes fail, everyone else goes on
+            self.launch_failed([ready[order] for order in members], error)
+            return None
+
+    def _try_launch(self, launch: Launch, members: dict[int, list[Item]], ready: dict[int, Pass]) -> Flight | None:
+        rows: list[RowInput] = []
+        inputs: list[ProgramInput] = []
         readouts = 0
         for order, items in members.items():
             one = ready[order]
             final = items[0].final
             if final and not self._allocate(one):
-                continue
+                continue  # its turn comes when others have dropped outputs
             # Takes come before puts, and both before the epilogue's own cells are looked up.
             carried = self._take(one) if final else {}
             firsts, positions = [], []
@@ -329,11 +369,7 @@ class Core:
                 self._finish_launch(one)
         if not rows:
             return None
-        try:
-            flight = self._launcher.launch(launch.bucket, rows, inputs)
-        except Exception as error:  # the device refused: its passes fail, everyone else goes on
-            self.launch_failed([ready[order] for order in members], error)
-            return None
+        flight = self._launcher.launch(launch.bucket, rows, inputs)
         self.counters["launches"] += 1
         self.counters["fused launches"] += flight.fused
         self.counters["rows"] += len(rows)
@@ -357,7 +393,10 @@ class Core:
                 item.depends.add(channel.producers[0])
             carried[channel.id] = channel.cell(0)
             if takes == 2:
+                if channel.last_taker in self._running:  # if that one fails, the cells move under this one
+                    item.depends.add(channel.last_taker)
                 _, producer = channel.take()
+                channel.last_taker = item.order
                 item.taken.append((channel, producer))
         return carried
 
@@ -371,6 +410,7 @@ class Core:
                 producer = item.producers[step.row]
                 assert producer is not None
                 source = producer.offsets[index]
+                item.producers = tuple(None if i == step.row else p for i, p in enumerate(item.producers))
                 producer.pins -= 1
                 if producer.order in self._running:
                     item.depends.add(producer.order)
@@ -391,8 +431,10 @@ class Core:
         if copies:
             self._launcher.copy_pages(copies)
         before, after = self._ledger.next_slot(target.state)
-        if self._ledger.slots is not None:
-            row.replaced.append(before)
+        if row.replaced is None:
+            row.replaced = before
+        else:
+            self._ledger.give_slot(before)  # between two chunks: nobody goes back there
         pages = {name: tuple(table) for name, table in target.state.pages.items()}
         return RowInput(tokens, source, step.count, start, pages, (before, after), readout)
 
@@ -414,20 +456,20 @@ class Core:
             for c, u in zip(item.channels, program.channels, strict=True)
         )
         puts = [c.put(item.order) for c, u in zip(item.channels, program.channels, strict=True) if u.put]
+        item.wrote = bool(puts)
         return cells, (*item.offsets, *puts)
 
     def _allocate(self, item: Pass) -> bool:
-        """Words for the pass's results; without them it fails by name."""
+        """Words for the pass's results; False: it waits for some, or has failed by name where nothing will return any."""
         offsets: list[int] = []
         for kind in item.entry.program.results:
             offset = self._words.allocate(kind.size)
             if offset is None:
                 for given, used in zip(offsets, item.entry.program.results, strict=False):
                     self._words.release(given, used.size)
-                self.fail(
-                    item,
-                    f"all {self._words.count} device words hold outputs and channels: drop outputs you no longer need",
-                )
+                if not self.flights:
+                    held = f"{self._words.used} of {self._words.count} device words hold outputs and channels"
+                    self.fail(item, f"no room for this pass's outputs: {held}; drop outputs you no longer need")
                 return False
             offsets.append(offset)
         item.offsets = tuple(offsets)
@@ -439,12 +481,12 @@ class Core:
         self._loose.pop(item.order, None)
         item.status = Status.RUNNING
         self._running[item.order] = item
-        item.pipeline.passes.pop(item.ticket, None)
         for row in item.rows:
             if row.set is None or row.start is None:
                 continue
             if item.read_only:
                 self._undo_row(row)
+                row.start = None
             else:
                 row.set.sources.add(item.order)
                 item.heirs.append(row.set)
@@ -475,14 +517,14 @@ class Core:
     def _commit(self, item: Pass, words: np.ndarray | None, now: float) -> None:
         item.status = Status.DONE
         self._running.pop(item.order, None)
+        item.pipeline.passes.pop(item.ticket, None)
         for row in item.rows:
-            if row.set is None or item.read_only:
+            if row.set is None or row.start is None:
                 continue
-            for slot in row.replaced:
-                self._ledger.give_slot(slot)
-            row.replaced.clear()
+            self._ledger.give_slot(row.replaced or 0)
+            row.replaced = None
             if not row.set.dropped:
-                self._ledger.slide(row.set.state)
+                self._ledger.slide(row.set.state, min(row.start + row.total, row.set.state.cells))
         for heir in item.heirs:
             heir.sources.discard(item.order)
         results, at = [], 0
@@ -502,58 +544,71 @@ class Core:
         else:
             self._deliver(peek.client, peek.ticket, (value_of(words, peek.channel.type),))
 
+    def peek_failed(self, peek: Peek, error: Exception | None) -> None:
+        cause = _refusal(error) if error is not None else "the device gave no value"
+        self._deliver(peek.client, peek.ticket, PassError(cause))
+
     # -- failing -------------------------------------------------------------------------------------------------
 
     def fail(self, item: Pass, cause: str) -> None:
         """Fail a pass and everything that depends on it; sets go back to before, in reverse order of launch."""
         failed = {item.order: item}
-        for order, other in self._running.items():  # in order of launch, so one pass over it finds all that follow
-            if other.depends & failed.keys():
-                failed[order] = other
-        touched = {id(row.set) for one in failed.values() for row in one.rows if row.set is not None}
-        for effect in self._queue():
-            if isinstance(effect, Pass) and effect is not item:
-                behind = effect.order > item.order and any(id(row.set) in touched for row in effect.rows)
-                if behind or effect.depends & failed.keys():
-                    failed[effect.order] = effect
-        for row in item.rows:
-            if row.set is not None:
-                _break_forks(row.set.lane, item, cause)
+        broken: list[WorkingSet] = []
+        found = -1
+        while len(failed) != found:  # until nothing new follows
+            found = len(failed)
+            for order, other in self._running.items():
+                if other.depends & failed.keys():
+                    failed[order] = other
+            since: dict[int, int] = {}  # set -> the first of its failed passes
+            for order in sorted(failed, reverse=True):
+                since |= {id(row.set): order for row in failed[order].rows if row.set is not None}
+            for effect in self._queue():
+                match effect:
+                    case Pass():
+                        behind = any(since.get(id(row.set), effect.order) < effect.order for row in effect.rows)
+                        if behind or effect.depends & failed.keys():
+                            failed[effect.order] = effect
+                    case Fork(parent, child) if since.get(id(parent), effect.order) < effect.order:
+                        broken.append(child)
         for order in sorted(failed, reverse=True):
             self._undo(failed[order])
         for one in failed.values():
+            own = {id(row.set) for row in one.rows}
             for heir in one.heirs:
                 heir.sources.discard(one.order)
-                if id(heir) not in touched:
-                    heir.broken = cause  # a fork of a set that held the failed tokens cannot be put back
+                if id(heir) not in own:
+                    broken.append(heir)  # a fork that holds the failed tokens cannot be put back
+        for target in broken:
+            target.broken = cause
         for order in sorted(failed):
             one = failed[order]
             one.error = PassError(cause, one.line)
             self._deliver(one.client, one.ticket, one.error)
 
     def _undo(self, item: Pass) -> None:
-        launched = item.status is Status.RUNNING
         item.status = Status.FAILED
         item.dead = True
         self._running.pop(item.order, None)
         self._loose.pop(item.order, None)
         item.pipeline.passes.pop(item.ticket, None)
         for row in item.rows:
-            if row.set is not None and not item.read_only:
+            if row.set is None:
+                continue
+            if not item.read_only:
                 row.set.submitted = min(row.set.submitted, row.before)
-                if row.start is not None:
-                    self._undo_row(row)
+            if row.start is not None:
+                self._undo_row(row)
         for channel, producer in reversed(item.taken):
             channel.untake(producer)
-        if launched:
+        if item.wrote:
             for channel, use in zip(item.channels, item.entry.program.channels, strict=True):
                 if use.put:
                     channel.poison = channel.poison or "a pass that was to put into this channel failed"
-        else:
-            for producer_pass in item.producers:
-                if producer_pass is not None:
-                    producer_pass.pins -= 1
-                    self._maybe_free(producer_pass)
+        for source in item.producers:
+            if source is not None:
+                source.pins -= 1
+                self._maybe_free(source)
         self._maybe_free(item)
 
     def _undo_row(self, row: PassRow) -> None:
@@ -562,16 +617,16 @@ class Core:
         if target is None or row.start is None:
             return
         if target.dropped:
-            for slot in row.replaced:
-                self._ledger.give_slot(slot)
+            self._ledger.give_slot(row.replaced or 0)
         else:
-            if row.replaced:
+            emptied = target.state.cells < row.start  # truncated to nothing since
+            if row.replaced is not None:
                 self._ledger.give_slot(target.state.slot)
-                for slot in row.replaced[1:]:
-                    self._ledger.give_slot(slot)
-                target.state.slot = row.replaced[0]
-            self._ledger.truncate(target.state, min(row.start, target.state.cells))
-        row.replaced.clear()
+                target.state.slot = row.replaced
+            self._ledger.truncate(
+                target.state, 0 if emptied and self._ledger.slots else min(row.start, target.state.cells)
+            )
+        row.replaced = None
 
     def cancel(self, items: list[Pass], cause: str) -> None:
         """Drop passes that no step has taken, and discard those in flight."""
@@ -606,12 +661,13 @@ class Core:
     def launch_failed(self, items: list[Pass], error: Exception, lost: bool = False) -> None:
         """An executable failed: its passes fail with the reason. If it took the donated state along, that is rebuilt and whoever had
         content in it fails too."""
-        cause = (
-            f"the device could not run this step: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        )
+        cause = _refusal(error)
         for item in items:
             if item.status in (Status.QUEUED, Status.RUNNING):
                 self.fail(item, cause)
+        self._check_lost(cause, lost)
+
+    def _check_lost(self, cause: str, lost: bool = False) -> None:
         if lost or self._launcher.lost:
             self.state_lost(cause)
 
@@ -641,14 +697,9 @@ class Core:
         return not self._lanes and not self._loose and not self.flights
 
 
-def _break_forks(lane: Lane, item: Pass, cause: str) -> None:
-    """Forks called after a failed pass were to hold its tokens."""
-    behind = item not in lane
-    for effect in lane:
-        if effect is item:
-            behind = True
-        elif behind and isinstance(effect, Fork) and effect.parent.lane is lane:
-            effect.child.broken = cause
+def _refusal(error: Exception) -> str:
+    """What a device error becomes for those who hear of it."""
+    return f"the device could not run this step: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
 
 
 def _traffic(item: Pass) -> list[tuple[Channel, int, bool]]:

@@ -88,12 +88,14 @@ class Engine:
             deliver=self._deliver,
             fuse=self._fusion.request,
             lose=self._lose,
+            others_hold=lambda client: any(c.holds_state for c in list(self._clients.values()) if c.id != client),
         )
         self._clients: dict[int, Client] = {}
         self._ids = itertools.count(1)
         self._inbox: deque[Callable[[_Door], None]] = deque()
         self._awake = threading.Condition()
         self._stop = False
+        self._dirty = False  # something happened since the engine's thread last looked
         self._landings: queue.SimpleQueue[Landing | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._door = _Door(self._words, self._core)
@@ -137,6 +139,7 @@ class Engine:
     def close(self) -> None:
         """Stop serving. Clients that are still open hear that the engine has closed."""
         for client in list(self._clients.values()):
+            client.abandon("the engine was closed")
             client.close()
         self._stop = True
         self._wake()
@@ -172,11 +175,25 @@ class Engine:
     def cannot_truncate(self, target: WorkingSet, n: int) -> str | None:
         if self._ledger.slots is not None and n not in (0, target.submitted):
             return "a recurrent state cannot be undone: fork the set before the tokens you may take back"
-        for name, floor in target.state.floor.items():
-            window = self._ledger.paged[name].group.window
-            if window is not None and floor and n - window < floor:
+        for name, pool in self._ledger.paged.items():
+            window = pool.group.window
+            if window is None or n in (0, target.submitted):
+                continue
+            # what will have been let go once all calls so far have run
+            last = self._ledger.window_start(target.submitted, window) * self.facts.page_size
+            floor = max(target.state.floor[name], last)
+            if n - window < floor:
                 return f"truncate({n}) needs positions before {floor}, which the sliding window of group '{name}' has let go"
         return None
+
+    def check_launch(self, rows: int, tokens: int, readouts: int) -> None:
+        """Refuse a pass whose last launch, of `tokens` tokens in each of its rows, no bucket holds."""
+        if not self._buckets.fitting(rows, tokens, readouts):
+            raise PieError(
+                f"the last launch of this pass would take {tokens} tokens in each of {rows} rows; "
+                f"the largest launches are {', '.join(map(str, self._buckets.prefill))} (rows x tokens)",
+                "read out fewer positions, or use a pass per row",
+            )
 
     def check_length(self, row: int, length: int) -> None:
         if length > self.max_context:
@@ -236,12 +253,13 @@ class Engine:
 
     def _wake(self) -> None:
         with self._awake:
+            self._dirty = True
             self._awake.notify()
 
     def _deliver(self, client: int, ticket: int, outcome: tuple[np.ndarray, ...] | PassError) -> None:
         target = self._clients.get(client)
-        if target is not None and not target.closed:
-            target.on_event(ticket, outcome)
+        if target is not None:
+            target.deliver(ticket, outcome)
 
     def _lose(self, cause: str) -> None:
         for client in list(self._clients.values()):
@@ -269,8 +287,9 @@ class Engine:
                     continue
                 core.host_seconds += time.perf_counter() - started
                 with self._awake:
-                    if not self._inbox and not self._stop:
+                    if not self._dirty:
                         self._awake.wait(pause)
+                    self._dirty = False
         except BaseException as error:  # a bug of ours: everyone is told, nobody hangs
             self._failure = error
             for client in list(self._clients.values()):
@@ -291,7 +310,8 @@ class Engine:
                     outcome.append(
                         (flight, np.asarray(flight.faults), [np.asarray(group.values) for group in flight.groups])
                     )
-                words = [np.asarray(peek.words) for peek in peeks]
+                for peek in peeks:
+                    words.append(np.asarray(peek.words))
             except Exception as failure:
                 error = failure
             now = time.monotonic()
@@ -353,6 +373,8 @@ class _Door:
             core.land(flight, faults, values, now)
         for peek, value in zip(peeks, words, strict=False):
             core.land_peek(peek, value)
+        for peek in peeks[len(words) :]:
+            core.peek_failed(peek, error)
         if error is not None:
             landed = [flight for flight, _, _ in outcome]
             failed = [member.item for flight in flights if flight not in landed for member in flight.inputs]

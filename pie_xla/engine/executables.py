@@ -121,13 +121,6 @@ class ExecutableTable:
     def keys(self) -> list[Key]:
         return list(self._ready)
 
-    def forget(self, program: str) -> None:
-        """Drop a program's executables from memory; the disk keeps them."""
-        with self._guard:
-            for key in [k for k in self._ready if k.program == program]:
-                del self._ready[key]
-                self._locks.pop(key, None)
-
     def build(self, key: Key, work: Callable[[], Compilable]) -> Any:
         """The executable: from memory, from disk, or compiled in this thread. Concurrent callers of one key wait for the first."""
         with self._guard:

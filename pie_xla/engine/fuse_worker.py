@@ -31,7 +31,10 @@ def main() -> None:
 
 
 def _compile(job: dict[str, Any]) -> None:
+    import jax
     from jax.experimental.serialize_executable import serialize
+
+    jax.config.update("jax_platforms", job["platform"])  # the parent's choice; the environment may offer others
 
     from pie_xla.engine.buckets import Bucket
     from pie_xla.engine.executables import compile_now

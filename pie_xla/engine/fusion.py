@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import jax
+
 from pie_xla.engine.api import EngineOptions, Recipe
 from pie_xla.engine.buckets import Bucket
 from pie_xla.engine.executables import ExecutableStore
@@ -87,6 +89,7 @@ class FusionService:
             "bucket": [bucket.rows, bucket.tokens, bucket.readouts],
             "program": serialized_form(entry.program),
             "path": path,
+            "platform": jax.devices()[0].platform,
         }
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pie_xla.engine.fuse_worker"],

@@ -73,7 +73,6 @@ class Flight:
     """A launch on its way: what to read when it lands."""
 
     bucket: Bucket
-    rows: int
     inputs: list[ProgramInput]
     faults: Any
     groups: list[Group]
@@ -86,7 +85,7 @@ class Launcher:
     Args:
         shapes, table, programs: what to call.
         params: weights on the device.
-        place: puts a zeroed state leaf on the device (with its sharding).
+        structs: the state pools to make, with their shardings.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class Launcher:
                 readouts += 1
         entry = self._fusable(bucket, inputs)
         if entry is not None:
-            return self._launch_fused(entry, bucket, len(rows), block, inputs)
+            return self._launch_fused(entry, bucket, block, inputs)
         step = self._table.build_on_step_path(self._programs.step_key(bucket), lambda: self._shapes.step(bucket))
         self.state, outputs, faults = step(self._params, self.state, self.words, block)
         faults.copy_to_host_async()
@@ -148,7 +147,7 @@ class Launcher:
             for entry, members in _by_program(inputs)
             for group in self._launch_program(entry, members, bucket, outputs)
         ]
-        return Flight(bucket, len(rows), inputs, faults, groups, False)
+        return Flight(bucket, inputs, faults, groups, False)
 
     def _fusable(self, bucket: Bucket, inputs: list[ProgramInput]) -> ProgramEntry | None:
         """The program whose fused step may serve this launch: it is alone, and pass i is row i."""
@@ -159,7 +158,7 @@ class Launcher:
         return entry if alone and bucket in entry.fused else None
 
     def _launch_fused(
-        self, entry: ProgramEntry, bucket: Bucket, rows: int, block: np.ndarray, inputs: list[ProgramInput]
+        self, entry: ProgramEntry, bucket: Bucket, block: np.ndarray, inputs: list[ProgramInput]
     ) -> Flight:
         fused = self._table.planned(self._programs.fused_key(entry.program, bucket))
         program_block, offsets = self._pack_program(entry, inputs, bucket.rows)
@@ -168,13 +167,12 @@ class Launcher:
         )
         values.copy_to_host_async()
         faults.copy_to_host_async()
-        return Flight(bucket, rows, inputs, faults, [Group(entry, inputs, values)], True)
+        return Flight(bucket, inputs, faults, [Group(entry, inputs, values)], True)
 
     def _launch_program(
         self, entry: ProgramEntry, members: list[ProgramInput], bucket: Bucket, outputs: Any
     ) -> list[Group]:
         program = entry.program
-        entry.uses += len(members)
         if not (program.results or program.channels):
             return []
         groups = []
@@ -289,4 +287,3 @@ def _size(entry: ProgramEntry, n: int) -> int:
     """The compiled pass count to use for n passes: the smallest that holds them all, else the largest there is."""
     enough = [size for size in entry.sizes if size >= n]
     return min(enough) if enough else max(entry.sizes)
-

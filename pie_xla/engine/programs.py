@@ -50,7 +50,7 @@ class ProgramEntry:
     refused: str | None = None
     wishes: Counter[int] = field(default_factory=Counter)
     pending: set[int] = field(default_factory=set)
-    uses: int = 0
+    barred: set[int] = field(default_factory=set)
     full: Counter[Bucket] = field(default_factory=Counter)  # launches that it filled alone, per bucket
     fused: set[Bucket] = field(default_factory=set)
     fusing: set[Bucket] = field(default_factory=set)
@@ -118,7 +118,7 @@ class ProgramTable:
 
     def wish(self, entry: ProgramEntry, passes: int) -> None:
         """A launch would have liked an executable for `passes` passes."""
-        if passes in entry.sizes or passes in entry.pending:
+        if passes in entry.sizes or passes in entry.pending or passes in entry.barred:
             return
         entry.wishes[passes] += 1
         if entry.wishes[passes] >= WISHES_BEFORE_COMPILE:
@@ -134,6 +134,7 @@ class ProgramTable:
         try:
             self.build(entry, passes)
         except Exception as error:  # the author's code did not compile: their pass fails with the reason, nobody else's
+            entry.barred.add(passes)
             if not entry.sizes:
                 entry.refused = f"the epilogue at {entry.program.source} does not compile: {_first_line(error)}"
         finally:
@@ -149,7 +150,6 @@ class ProgramTable:
             )
             used = found.memory_analysis().temp_size_in_bytes
             if used > self._options.max_program_bytes:
-                self._table.forget(program.key)
                 raise PieError(f"it needs {used / 2**20:,.0f} MiB of temporaries")
         sizes = self._shapes.segments(program)
         if sizes:
@@ -159,9 +159,11 @@ class ProgramTable:
         entry.sizes = entry.sizes | {passes}
 
     def _build_rows(self, program: Program, bucket: Bucket, passes: int) -> None:
-        if passes > bucket.readouts or bucket.readouts == 1:
+        if passes > bucket.readouts:
             return
         for read in program.reads:
+            if bucket.readouts == 1 and self._shapes.positions_of(read) is None:
+                continue  # the one output as it is
             key = self.rows_key(read, bucket.readouts, passes)
             self._table.build(key, partial(self._shapes.rows, read, bucket.readouts, passes))
 

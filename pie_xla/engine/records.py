@@ -29,6 +29,7 @@ class Effect:
 
     lanes: tuple[Lane, ...] = ()
     dead: bool = False
+    order: int = 0  # of the call
 
     @property
     def client_id(self) -> int:
@@ -80,7 +81,7 @@ class Pipeline:
     seed: tuple[int, int]
     ordinals: int = 0
     closed: bool = False
-    passes: dict[int, Pass] = field(default_factory=dict)
+    passes: dict[int, Pass] = field(default_factory=dict)  # that have not ended
 
 
 @dataclass(eq=False)
@@ -101,6 +102,7 @@ class Channel:
     count: int = 0
     takers: Lane = field(default_factory=deque)
     putters: Lane = field(default_factory=deque)
+    last_taker: int = 0  # the latest pass that took a cell
     producers: deque[int] = field(default_factory=deque)  # per full cell, the pass that puts it, or -1 for the host
     poison: str | None = None
     dropped: bool = False
@@ -154,7 +156,7 @@ class PassRow:
         before: the set's length after all calls before this one.
         done: tokens already launched.
         start: the set's length before the pass, once launched.
-        replaced: recurrent slots that its launches have replaced, oldest first; returned on commit.
+        replaced: the recurrent slot of the set before the pass, once launched; returned on commit.
     """
 
     set: WorkingSet | None
@@ -164,7 +166,7 @@ class PassRow:
     before: int = 0
     done: int = 0
     start: int | None = None
-    replaced: list[int] = field(default_factory=list)
+    replaced: int | None = None
 
 
 @dataclass(eq=False)
@@ -179,19 +181,21 @@ class Pass(Effect):
     entry: ProgramEntry
     channels: tuple[Channel, ...]
     ordinal: int
-    order: int
     read_only: bool
     producers: tuple[Pass | None, ...] = ()  # per row, the pass whose result its tokens are
     embedded: tuple[Channel, ...] = ()  # channels whose front cell is a row's tokens
     status: Status = Status.QUEUED
     lanes: tuple[Lane, ...] = ()
     dead: bool = False
+    order: int = 0
     depends: set[int] = field(default_factory=set)
     offsets: tuple[int, ...] = ()  # word offset of each result, once launched
     heirs: list[WorkingSet] = field(default_factory=list)  # sets whose content comes from it while it is in flight
     taken: list[tuple[Channel, int]] = field(default_factory=list)  # channels taken from, with the cell's producer
+    wrote: bool = False  # whether cells of channels are set aside for its puts
     pins: int = 0  # passes not yet launched that read its results
     released: bool = False
+    lost: str | None = None  # why its results are no longer on the device
     error: PassError | None = None
 
     @property

@@ -2,7 +2,7 @@
 
 A working set is a length and, per state group of the model, either a page table or a recurrent slot. Pages and slots are counted by
 reference; a fork shares them, and the page that both would write next is copied when one of them does (copy on write).
-The device arrays are elsewhere (`executor`): this ledger only decides unit numbers, so it is plain arithmetic and exactly accountable.
+The device arrays are elsewhere (`launcher`): this ledger only decides unit numbers, so it is plain arithmetic and exactly accountable.
 """
 
 from __future__ import annotations
@@ -167,28 +167,36 @@ class StateLedger:
         return SetState(state.cells, pages, dict(state.floor), state.slot)
 
     def truncate(self, state: SetState, cells: int) -> None:
-        """Forget all cells from `cells` on and return whole pages beyond them; recurrent state is the caller's to put back."""
+        """Forget all cells from `cells` on and return whole pages beyond them. Recurrent state goes only with the last cell."""
         keep = -(-cells // self.page_size)
+        if cells == 0:
+            self.give_slot(state.slot)
+            state.slot = 0
         for name, pool in self.paged.items():
             table = state.pages[name]
             for unit in table[keep:]:
                 if unit:
                     pool.give(unit)
             del table[keep:]
+            state.floor[name] = min(state.floor[name], len(table) * self.page_size)
         state.cells = cells
 
-    def slide(self, state: SetState) -> None:
-        """Return the pages of window groups that no later position can see."""
+    def slide(self, state: SetState, cells: int) -> None:
+        """Return the pages of window groups that no position from `cells` on can see."""
         for name, pool in self.paged.items():
             window = pool.group.window
             if window is None:
                 continue
-            first = max(0, state.cells - window) // self.page_size
-            for i in range(state.floor[name] // self.page_size, first):
+            first = self.window_start(cells, window)
+            for i in range(state.floor[name] // self.page_size, min(first, len(state.pages[name]))):
                 if state.pages[name][i]:
                     pool.give(state.pages[name][i])
                     state.pages[name][i] = 0
             state.floor[name] = max(state.floor[name], first * self.page_size)
+
+    def window_start(self, cells: int, window: int) -> int:
+        """The first page that a token at position `cells` or later can see."""
+        return max(0, cells - window) // self.page_size
 
     def drop(self, state: SetState) -> None:
         """Give everything back."""

@@ -165,9 +165,9 @@ def test_bad_device_token_is_a_fault_of_its_pass_alone(account, model):
     bad = client.submit(pipe, PassRequest((Row(ws, FromChannel(channel)),), program=Greedy(), line="main.py:7"))
     after = client.submit(pipe, PassRequest((Row(ws, FromTicket(bad)),), program=Greedy(), line="main.py:8"))
     listener.wait(good)
-    with pytest.raises(PassError, match="token id outside.*main.py:7"):
+    with pytest.raises(PassError, match=r"token id outside.*main.py:7"):
         listener.wait(bad)
-    with pytest.raises(PassError, match="token id outside.*main.py:8"):
+    with pytest.raises(PassError, match=r"token id outside.*main.py:8"):
         listener.wait(after)
     assert client.set_length(ws) == len(PROMPT)
     again = client.submit(pipe, PassRequest((Row(ws, (9,)),), program=Greedy()))
@@ -192,6 +192,55 @@ def test_a_failure_reaches_forks_and_lengths_called_after_it(account, model):
     assert [int(listener.wait(again)[0])] == reference_greedy(model.lowered, model.params, [*PROMPT[:3], 9], 1)
 
 
+def test_device_tokens_are_taken_all_at_once(account, model):
+    """A 5-token cell, while only launches of 16 tokens are compiled, and as one of two rows."""
+    client, listener = account
+    a, b, pipe = client.new_set(), client.new_set(), client.new_pipeline()
+    channel = client.new_channel(TensorType(DType.I32, (5,)), capacity=2)
+    for _ in range(2):
+        client.put_channel(channel, np.array(PROMPT[:5], np.uint32))
+    one = client.submit(pipe, PassRequest((Row(a, FromChannel(channel)),), program=Greedy()))
+    two = client.submit(pipe, PassRequest((Row(a, (9,)), Row(b, FromChannel(channel))), program=Greedy(rows=2, row=1)))
+    expected = reference_greedy(model.lowered, model.params, PROMPT[:5], 1)
+    assert [int(listener.wait(one)[0])] == expected and [int(listener.wait(two)[0])] == expected
+
+
+def test_a_failure_follows_sets_shared_by_passes(account, model):
+    """P fails on S; Q, queued on S and T, fails with it; R, behind Q on T, does too."""
+    client, listener = account
+    s, t, pipe = client.new_set(), client.new_set(), client.new_pipeline()
+    listener.wait(client.submit(pipe, PassRequest((Row(s, tuple(PROMPT)), Row(t, tuple(PROMPT))))))
+    channel = client.new_channel(TensorType(DType.I32, ()))
+    p = client.submit(pipe, PassRequest((Row(s, FromChannel(channel)),), program=Greedy()))
+    q = client.submit(pipe, PassRequest((Row(s, (1,)), Row(t, (2,))), program=Greedy(rows=2)))
+    r = client.submit(pipe, PassRequest((Row(t, (3,)),), program=Greedy()))
+    client.put_channel(channel, np.array([5000], np.uint32))
+    for ticket in (p, q, r):
+        with pytest.raises(PassError, match="token id outside"):
+            listener.wait(ticket)
+    assert client.set_length(s) == client.set_length(t) == len(PROMPT)
+
+
+def test_a_cancel_after_close_still_cancels(account):
+    client, listener = account
+    ws, pipe = client.new_set(), client.new_pipeline()
+    channel = client.new_channel(TensorType(DType.I32, ()))
+    stuck = client.submit(pipe, PassRequest((Row(ws, FromChannel(channel)),), program=Greedy()))
+    client.close_pipeline(pipe)
+    client.cancel_pipeline(pipe)
+    client.cancel_pipeline(pipe)
+    with pytest.raises(PassError, match="cancelled"):
+        listener.wait(stuck)
+
+
+def test_a_readout_no_launch_can_hold_is_refused(account):
+    client, _ = account
+    a, b, pipe = client.new_set(), client.new_set(), client.new_pipeline()
+    rows = (Row(a, tuple([1] * 12)), Row(b, tuple([1] * 12)))
+    with pytest.raises(PieError, match="12 tokens in each of 2 rows"):
+        client.submit(pipe, PassRequest(rows, readout=((0, 11), (11,))))
+
+
 def test_refusals_name_the_reason(account):
     client, _ = account
     ws, pipe = client.new_set(), client.new_pipeline()
@@ -207,7 +256,7 @@ def test_refusals_name_the_reason(account):
         with pytest.raises(PieError, match=text):
             client.submit(pipe, PassRequest(rows))
     client.close_pipeline(pipe)
-    with pytest.raises(PieError, match="no open pipeline"):
+    with pytest.raises(PieError, match="closed"):
         client.submit(pipe, PassRequest((Row(ws, (1,)),)))
 
 

@@ -48,7 +48,7 @@ def test_window_pages_go_back_when_no_position_can_see_them():
     one = books.new()
     for _ in range(5):
         books.append(one, 4)
-        books.slide(one)
+        books.slide(one, one.cells)
     # 20 cells, window 6: the next query (position 20) sees 15..20, so page 3 (12..15) is the first that is kept.
     assert one.pages["window"][:3] == [0, 0, 0] and all(one.pages["window"][3:])
     assert books.balance()["window"] == (7, 2, 9)
@@ -94,7 +94,7 @@ def test_free_plus_used_is_total_whatever_happens(steps: list[tuple[str, int]]):
         elif what == "truncate":
             books.truncate(state, min(n, state.cells))
         elif what == "slide":
-            books.slide(state)
+            books.slide(state, state.cells)
         elif what == "drop":
             books.drop(state)
             live.remove(state)
@@ -115,3 +115,14 @@ def test_words_come_back_and_never_overlap():
     for at, n in spans:
         words.release(at, n)
     assert words.used == 0 and words.allocate(60) is not None
+
+
+def test_sizes_that_come_and_go_leave_the_file_whole():
+    words = WordFile(1000)
+    keep = words.allocate(3)
+    for n in range(100, 160):
+        at = words.allocate(n)
+        assert at is not None
+        words.release(at, n)
+    assert words.used == 3 and keep is not None
+    assert words.allocate(996) is not None

@@ -90,7 +90,8 @@ def test_forks_go_their_own_ways(kind):
     client.submit(pipe, PassRequest((Row(ws, tuple(TEXT[:23])),)))
     forks = [client.fork_set(ws) for _ in range(3)]
     tickets = [
-        client.submit(pipe, PassRequest((Row(fork, (10 + i, 20 + i)),), program=Greedy())) for i, fork in enumerate(forks)
+        client.submit(pipe, PassRequest((Row(fork, (10 + i, 20 + i)),), program=Greedy()))
+        for i, fork in enumerate(forks)
     ]
     probe = client.submit(pipe, PassRequest((Row(ws, (7,)),), geometry=Geometry.READ, program=Greedy()))
     after = client.submit(pipe, PassRequest((Row(ws, (9,)),), program=Greedy()))
@@ -145,7 +146,7 @@ def test_a_fault_leaves_the_state_as_it_was(kind):
 
 
 def test_what_cannot_be_undone_is_refused_by_name(kind):
-    name, served, _ = kind
+    name, served, model = kind
     listener = Listener()
     client = served.client("", listener)
     ws, pipe = client.new_set(), client.new_pipeline()
@@ -155,4 +156,9 @@ def test_what_cannot_be_undone_is_refused_by_name(kind):
         client.truncate_set(ws, 20)
     assert client.set_length(ws) == len(TEXT)
     client.truncate_set(ws, len(TEXT))
+    client.truncate_set(ws, 0)  # a fresh start is always possible
+    again = client.submit(pipe, PassRequest((Row(ws, tuple(TEXT[:5])),), program=Greedy()))
+    assert [int(listener.wait(again)[0])] == reference_greedy(model.lowered, model.params, TEXT[:5], 1)
     client.close()
+    served.settle()
+    assert all(used == 0 for _, used, _ in served.stats()["memory"].values())
