@@ -24,19 +24,19 @@ from pie_xla.progress import Progress
 from pie_xla.timings import Timings
 
 if TYPE_CHECKING:
-    from pie_xla.engine.api import EngineOptions
+    from pie_xla.engine.api import EngineOptions, LoadedModel, Recipe
     from pie_xla.engine.engine import Engine
     from pie_xla.hub.chat import Chat
     from pie_xla.hub.store import ModelEntry
     from pie_xla.hub.tokenizer import Tokenizer
     from pie_xla.kernels.ops import Kernel
     from pie_xla.process.process import ProcessManager
-    from poem.lower import Loop, LoweredModel
+    from poem.spec import Leaf, Loop
 
 T = TypeVar("T")
 
 STATE_SHARE = 0.25  # of the memory that the weights leave free
-STATE_MOST = 1 << 30
+STATE_MOST = 1 << 29
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -117,15 +117,26 @@ def open_runtime(
 
     sandbox = None if native else _beside(lambda: _load_sandbox(config, progress, quiet), "sandbox", timings)
     language = _beside(lambda: _load_language(entry), "tokenizer", timings)
-    with timings.span("import of JAX and the engine"):
+    with timings.span("import of JAX"):
         devices = import_jax(config.engine.platform)
-        for module in ("poem.lower", "pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
+        leaves = stored_leaves(entry)
+    stored = _beside(lambda: _load_stored(entry, leaves, progress), "weights", timings)
+    with timings.span("import of the engine"):
+        for module in ("pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
             importlib.import_module(module)
+    from pie_xla.engine.api import LoadedModel
+    from pie_xla.engine.lowering import remembered
+
     kernel = kernel_for(devices[0])
     with timings.span("lowering"):
-        lowered = _lower(config, entry, kernel)
+        recipe = recipe_of(config, entry, kernel)
+        key = step_key(recipe)
+        lowered = remembered(recipe, key, config.cache_dir / "executables")
     options = engine_options(config.engine, entry.manifest.total_bytes)
-    engine = _load_engine(config, entry, lowered, kernel, options, serve, progress, timings)
+    check_stored(entry, leaves, lowered.stored)
+    weights: Future[Any] = _beside(lambda: lowered.pack(stored.result()), "weights packed", timings)
+    loaded = LoadedModel(entry.name, lowered, weights, key, recipe)
+    engine = _load_engine(config, loaded, options, serve, progress, timings)
     made.set_result(engine)
     try:
         manager = _manager(config, entry, engine, language.result(), None if sandbox is None else sandbox.result())
@@ -215,53 +226,56 @@ def _has_gpu_plugin() -> bool:
 
 def _loop_for(kernel: Kernel) -> Loop:
     from pie_xla.kernels.ops import Kernel
-    from poem.lower import Loop
+    from poem.spec import Loop
 
     return Loop.SCAN if kernel is Kernel.TPU else Loop.UNROLLED
 
 
-def _lower(config: Config, entry: ModelEntry, kernel: Kernel) -> LoweredModel:
-    from pie_xla.kernels.ops import ops_for
-    from poem.lower import lower
-    from poem.spec import PoemError
+def recipe_of(config: Config, entry: ModelEntry, kernel: Kernel) -> Recipe:
+    """All that decides how the model is lowered."""
+    from pie_xla.engine.api import Recipe
 
-    try:
-        return lower(
-            entry.config,
-            ops=ops_for(kernel),
-            dtype=entry.manifest.dtype,
-            page_size=config.engine.page_size,
-            loop=_loop_for(kernel),
-        )
-    except PoemError as error:
-        raise PieError(error.message, error.hint) from error
+    loop = _loop_for(kernel).value
+    return Recipe(entry.config, kernel.value, entry.manifest.dtype, config.engine.page_size, loop)
 
 
 def _load_engine(
-    config: Config,
-    entry: ModelEntry,
-    lowered: LoweredModel,
-    kernel: Kernel,
-    options: EngineOptions,
-    serve: bool,
-    progress: Progress,
-    timings: Timings,
+    config: Config, model: LoadedModel, options: EngineOptions, serve: bool, progress: Progress, timings: Timings
 ) -> Engine:
-    from pie_xla.engine.api import LoadedModel, Recipe
     from pie_xla.engine.engine import Engine
-    from pie_xla.hub.load import load_params
 
-    loop = _loop_for(kernel)
-    recipe = Recipe(entry.config, kernel.value, entry.manifest.dtype, config.engine.page_size, loop.value)
-    with timings.span("weights"):
-        params = lowered.pack(load_params(entry, lowered.stored, progress=progress))
-    model = LoadedModel(entry.name, lowered, params, step_key(recipe), recipe)
     with timings.span("executables"):
         engine = Engine(model, options, store=config.cache_dir / "executables", progress=progress)
-        progress.note(f"{entry.name}: {engine.plan}")
-        # One prompt and one stream of tokens; other sizes compile aside while these serve.
-        engine.start(engine.warm_all() if serve else ((1, 1), (1, 16)))
+        progress.note(f"{model.name}: {engine.plan}")
+        # A prompt, and then one stream of tokens; other sizes compile aside while these serve.
+        engine.start(engine.warm_all()) if serve else engine.start(((1, 16),), soon=((1, 1),))
     return engine
+
+
+def stored_leaves(entry: ModelEntry) -> dict[str, Leaf]:
+    """A store's parameters as it lists them: their reading begins before the model is lowered."""
+    from poem.spec import Leaf
+
+    return {p.path: Leaf(tuple(p.shape), p.dtype, (None,) * len(p.shape)) for p in entry.manifest.params}
+
+
+def check_stored(entry: ModelEntry, stored: dict[str, Leaf], wanted: dict[str, Leaf]) -> None:
+    """Refuse a store whose parameters are not those that this version's model takes."""
+    listed = {path: (leaf.shape, leaf.dtype) for path, leaf in stored.items()}
+    needed = {path: (leaf.shape, leaf.dtype) for path, leaf in wanted.items()}
+    if listed != needed:
+        path = sorted(path for path, _ in listed.items() ^ needed.items())[0]
+        raise PieError(
+            f"the stored model {entry.name!r} was imported by another version: its {path} is {listed.get(path, 'missing')}, "
+            f"this version's model takes {needed.get(path, 'no such parameter')}",
+            f"import it again: pie-xla model remove {entry.name}, then pie-xla model import {entry.manifest.source}",
+        )
+
+
+def _load_stored(entry: ModelEntry, leaves: dict[str, Leaf], progress: Progress) -> dict[str, Any]:
+    from pie_xla.hub.load import load_params
+
+    return load_params(entry, leaves, progress=progress)
 
 
 def step_key(recipe: Any) -> str:

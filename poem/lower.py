@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,17 +14,10 @@ from flax import nnx
 from poem.context import Context
 from poem.family import Config, Model
 from poem.registry import family_of
-from poem.spec import Batch, Facts, Leaf, Ops, Place, PoemError, State, StateGroup, WeightRule
+from poem.spec import Batch, Facts, Leaf, Loop, Ops, Place, PoemError, State, StateGroup, WeightRule
 
 Arrays = dict[str, jax.Array]
 M = TypeVar("M")
-
-
-class Loop(enum.Enum):
-    """How the layers are run."""
-
-    UNROLLED = "unrolled"  # one array per layer; XLA:CPU copies every layer out of a stack
-    SCAN = "scan"  # `lax.scan` over each repeating run of layers, weights stacked; compile time flat in depth
 
 
 @dataclass(frozen=True)

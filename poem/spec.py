@@ -74,6 +74,13 @@ class Leaf:
         return jax.ShapeDtypeStruct(self.shape, jax.numpy.dtype(self.dtype))  # type: ignore[no-untyped-call, unused-ignore]
 
 
+class Loop(enum.Enum):
+    """How the layers are run."""
+
+    UNROLLED = "unrolled"  # one array per layer; XLA:CPU copies every layer out of a stack
+    SCAN = "scan"  # `lax.scan` over each repeating run of layers, weights stacked; compile time flat in depth
+
+
 class StateKind(enum.Enum):
     """How a sequence's state grows: page by page, or not at all (one slot)."""
 

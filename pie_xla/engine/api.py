@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,18 +139,23 @@ class Recipe:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A lowered model with its weights on the device.
+    """A lowered model with its weights on the device, or on their way there.
 
     Attributes:
         name: as users call it.
         lowered: `poem.lower.LoweredModel`.
-        params: dotted path -> array, exactly `lowered.params`.
+        weights: gives dotted path -> array, exactly `lowered.params`. Executables are loaded while the weights still are.
         key: digest of everything that decides the step's executable (config, poem source, dtype, kernel, mesh); keys the executable store.
         recipe: lets a compile process build fused steps; None (a mesh, a model from elsewhere) leaves programs unfused.
     """
 
     name: str
     lowered: Any
-    params: Mapping[str, Any]
+    weights: Future[Any]
     key: str
     recipe: Recipe | None = None
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The weights, waited for."""
+        return self.weights.result()

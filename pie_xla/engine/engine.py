@@ -74,9 +74,7 @@ class Engine:
         self._programs = ProgramTable(self._shapes, self._buckets, self._table, options, self._wake)
         self._ledger = StateLedger(model.lowered.groups, self.plan.units, self.facts.page_size)
         self._words = WordFile(options.word_count)
-        self._launcher = Launcher(
-            self._shapes, self._table, self._programs, model.params, structs[1], options.word_count
-        )
+        self._launcher = Launcher(self._shapes, self._table, self._programs, structs[1], options.word_count)
         self._fusion = FusionService(model.recipe, self._store, self.plan.units, options, self.max_context, self._fused)
         self._core = Core(
             self._launcher,
@@ -104,8 +102,12 @@ class Engine:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def start(self, warm: Sequence[tuple[int, int]] = ()) -> None:
-        """Build the executables of the (rows, tokens) buckets in `warm`, then serve. Other buckets compile when they are wished for."""
+    def start(self, warm: Sequence[tuple[int, int]] = (), soon: Sequence[tuple[int, int]] = ()) -> None:
+        """Build the executables of the (rows, tokens) buckets in `warm`, then serve. Those in `soon` are built meanwhile and may be
+        ready later; others when they are wished for."""
+        for bucket in self._buckets.all:
+            if (bucket.rows, bucket.tokens) in set(soon):
+                self._programs.wish_step(bucket)
         wanted = [b for b in self._buckets.all if (b.rows, b.tokens) in set(warm)]
         moves = self._launcher.warm(self._ledger)
         with self._progress.task("executables", len(wanted) + len(moves)) as task:
@@ -117,9 +119,11 @@ class Engine:
             for key, work in moves:
                 self._table.build(key, work)
                 task.advance()
+            self._launcher.rebuild()
             for thread in threads:
                 thread.join()
                 task.advance()
+        self._launcher.params = dict(self.model.params)
         for bucket in wanted:
             if bucket in self._programs.failed_steps:
                 raise PieError(f"the step {bucket} does not compile: {self._programs.failed_steps[bucket]}")
@@ -383,14 +387,20 @@ class _Door:
 
 def _devices(model: LoadedModel) -> list[jax.Device]:
     """The devices that hold the weights, in order."""
-    weight = next(iter(model.params.values()))
-    return sorted(weight.sharding.device_set, key=lambda device: device.id)
+    place = model.lowered.place
+    if place is None:
+        return [jax.devices()[0]]
+    leaf = next(iter(model.lowered.params.values()))
+    return sorted(place(leaf).device_set, key=lambda device: device.id)
 
 
 def _structs(model: LoadedModel, units: dict[str, int]) -> tuple[Any, Any]:
-    """(params, state) as ShapeDtypeStructs, with the shardings that the weights already have."""
+    """(params, state) as ShapeDtypeStructs, with their shardings where there is a mesh."""
     place = model.lowered.place
-    params = {name: struct(a.shape, a.dtype, a.sharding if place else None) for name, a in model.params.items()}
+    params = {
+        name: struct(leaf.shape, leaf.struct.dtype, place(leaf) if place else None)
+        for name, leaf in model.lowered.params.items()
+    }
 
     def state(group: StateGroup) -> dict[str, Any]:
         leaves = group.arrays(units[group.name])

@@ -36,21 +36,14 @@ def _compile(job: dict[str, Any]) -> None:
 
     jax.config.update("jax_platforms", job["platform"])  # the parent's choice; the environment may offer others
 
+    from pie_xla.engine.api import Recipe
     from pie_xla.engine.buckets import Bucket
     from pie_xla.engine.executables import compile_now
+    from pie_xla.engine.lowering import lower_recipe
     from pie_xla.engine.steps import StepShapes
     from pie_xla.eta.program import EtaProgram
-    from pie_xla.kernels.ops import Kernel, ops_for
-    from poem.lower import Loop, lower
 
-    recipe = job["recipe"]
-    lowered = lower(
-        recipe["config"],
-        ops=ops_for(Kernel(recipe["kernel"])),
-        dtype=recipe["dtype"],
-        page_size=recipe["page_size"],
-        loop=Loop(recipe["loop"]),
-    )
+    lowered = lower_recipe(Recipe(**job["recipe"]))
     params = {name: leaf.struct for name, leaf in lowered.params.items()}
     state = {g.name: {k: leaf.struct for k, leaf in g.arrays(job["units"][g.name]).items()} for g in lowered.groups}
     shapes = StepShapes(lowered, job["units"], job["word_count"], job["max_context"], (params, state))

@@ -84,7 +84,6 @@ class Launcher:
 
     Args:
         shapes, table, programs: what to call.
-        params: weights on the device.
         structs: the state pools to make, with their shardings.
     """
 
@@ -93,17 +92,17 @@ class Launcher:
         shapes: StepShapes,
         table: ExecutableTable,
         programs: ProgramTable,
-        params: Mapping[str, Any],
         structs: Any,
         word_count: int,
     ) -> None:
         self._shapes = shapes
         self._table = table
         self._programs = programs
-        self._params = dict(params)
+        self.params: dict[str, Any] = {}  # set before the first launch
         self._structs = structs
         self._word_count = word_count
-        self.rebuild()
+        self.state: Any = {}
+        self.words: Any = None
 
     def rebuild(self) -> None:
         """Fresh, zeroed state and words: at start, and after a failed step has taken them along."""
@@ -140,7 +139,7 @@ class Launcher:
         if entry is not None:
             return self._launch_fused(entry, bucket, block, inputs)
         step = self._table.build_on_step_path(self._programs.step_key(bucket), lambda: self._shapes.step(bucket))
-        self.state, outputs, faults = step(self._params, self.state, self.words, block)
+        self.state, outputs, faults = step(self.params, self.state, self.words, block)
         faults.copy_to_host_async()
         groups = [
             group
@@ -163,7 +162,7 @@ class Launcher:
         fused = self._table.planned(self._programs.fused_key(entry.program, bucket))
         program_block, offsets = self._pack_program(entry, inputs, bucket.rows)
         self.state, self.words, values, faults = fused(
-            self._params, self.state, self.words, block, program_block, offsets
+            self.params, self.state, self.words, block, program_block, offsets
         )
         values.copy_to_host_async()
         faults.copy_to_host_async()

@@ -11,7 +11,7 @@ from pie_xla.errors import PieError
 from poem.spec import StateGroup, StateKind
 
 SHARE = 0.25  # of the memory that is free once the weights are loaded
-MOST = 1 << 30
+MOST = 1 << 29
 RECURRENT_SHARE = 0.25
 MOST_SLOTS = 256
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import tempfile
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def load(config: dict[str, Any] = CONFIG, page_size: int = 4, scale: float = 0.3
         name: jnp.asarray(rng.standard_normal(leaf.shape).astype(np.float32) * scale + (1.0 if "norm" in name else 0.0))
         for name, leaf in lowered.stored.items()
     }
-    return LoadedModel("tiny", lowered, lowered.pack(stored), "tiny")
+    weights: Future[Any] = Future()
+    weights.set_result(lowered.pack(stored))
+    return LoadedModel("tiny", lowered, weights, "tiny")
 
 
 WIDTH = 96  # tokens of the reference's one launch
