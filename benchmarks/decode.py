@@ -59,7 +59,10 @@ def inferlets(runtime: Any, streams: int, native: bool, tokens: int = TOKENS) ->
     for event in results.values():
         if isinstance(event, Failed):
             raise SystemExit(event.message)
-    return {"rate": steady([r.value["times"] for r in results.values()]), "tokens": {s: r.value["tokens"] for s, r in results.items()}}
+    return {
+        "rate": steady([r.value["times"] for r in results.values()]),
+        "tokens": {s: r.value["tokens"] for s, r in results.items()},
+    }
 
 
 def bare(step: Any, params: Any, state: Any, first: Any, steps: int) -> tuple[float, Any]:
@@ -101,7 +104,9 @@ def ours(streams: list[int], rounds: int, model: str | None) -> dict[str, Any]:
                 cells["sandboxed"].append(sandboxed["rate"])
             after = engine.stats()
             report[str(n)] = {name: {"median": statistics.median(v), "all": v} for name, v in cells.items()}
-            report[str(n)]["compiles after warm-up"] = sum(after["compiled"].values()) - sum(before["compiled"].values())
+            report[str(n)]["compiles after warm-up"] = sum(after["compiled"].values()) - sum(
+                before["compiled"].values()
+            )
             for name in ("native", "sandboxed"):
                 ratios = [a / b for a, b in zip(cells[name], cells["bare"], strict=True)]
                 report[str(n)][f"{name} / bare"] = statistics.median(ratios)
@@ -179,7 +184,9 @@ def llama_cpp(streams: list[int], rounds: int, gguf: str) -> dict[str, Any]:
                 for s in range(n):
                     add(best[s], PROMPT + step, s, True)
                 assert ll.llama_decode(context, batch) == 0
-                best = [int(np.ctypeslib.as_array(ll.llama_get_logits_ith(context, s), (vocab,)).argmax()) for s in range(n)]
+                best = [
+                    int(np.ctypeslib.as_array(ll.llama_get_logits_ith(context, s), (vocab,)).argmax()) for s in range(n)
+                ]
             rates.append(n * (TOKENS - 1) / (time.perf_counter() - begin))
         report[str(n)] = {"median": statistics.median(rates), "all": rates}
         ll.llama_batch_free(batch)
@@ -192,7 +199,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", help="a model of the store")
-    parser.add_argument("--transformers", metavar="DIR", help="also transformers, on a checkpoint folder (see export_checkpoint)")
+    parser.add_argument(
+        "--transformers", metavar="DIR", help="also transformers, on a checkpoint folder (see export_checkpoint)"
+    )
     parser.add_argument("--gguf", metavar="FILE", help="also llama.cpp (llama-cpp-python), on a GGUF file")
     parser.add_argument("--only", choices=["ours", "transformers", "llama.cpp"], help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "decode.json")
@@ -222,7 +231,9 @@ def main() -> None:
 
 def table(report: dict[str, Any], streams: list[int]) -> str:
     """The report as Markdown."""
-    lines = ["| streams | bare loop | native | sandboxed | native / bare | sandboxed / native | transformers f32 | llama.cpp |"]
+    lines = [
+        "| streams | bare loop | native | sandboxed | native / bare | sandboxed / native | transformers f32 | llama.cpp |"
+    ]
     lines.append("| --- |" + " --- |" * 7)
     for n in map(str, streams):
         cell = report["ours"][n]

@@ -37,7 +37,7 @@ def _strings(texts: tuple[str, ...]) -> str:
 
 def table_text() -> str:
     """`_table.py` of the Python SDK."""
-    lines = [f'"""The op table. {_MADE}"""', "", "# ruff: noqa: E501", "from __future__ import annotations", ""]
+    lines = [f'"""The op table. {_MADE}"""', "", "from __future__ import annotations", ""]
     lines += ["from inferlet.eta._rules import Attr, Rule", ""]
     lines += ["TABLE: dict[str, Rule] = {", "    rule.name: rule", "    for rule in ("]
     for op in TABLE.values():
@@ -74,7 +74,7 @@ def _typed(patterns: list[Pattern]) -> str:
 def ops_text() -> str:
     """`_ops.py` of the Python SDK: one function per op."""
     names = [python_name(name) for name in TABLE]
-    lines = [f'"""One function per op of the table. {_MADE}"""', "", "# ruff: noqa: E501", ""]
+    lines = [f'"""One function per op of the table. {_MADE}"""', "", ""]
     lines += ["from __future__ import annotations", "", "from typing import Any", ""]
     lines += ["from inferlet.eta._recorder import recorder", "from inferlet.eta._tensor import Tensor", ""]
     lines += ["Value = Any  # a tensor, a number, or a nested list of numbers", "", "__all__ = ["]

@@ -272,4 +272,3 @@ def _sort(found: Sequence[Any], recorder: NativeRecorder) -> tuple[tuple[Const, 
 
 def _tensor_type(aval: Any) -> TensorType:
     return TensorType(DType(DTYPE_NAMES[np.dtype(aval.dtype)]), tuple(aval.shape))
-

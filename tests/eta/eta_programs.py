@@ -69,7 +69,7 @@ def operators() -> Any:
     x = intrinsics.output(0, "hidden")
     n = ops.iota(D).cast("i32") - 3
     mask = (x > 0.5) | ~(x <= -0.5) & (n != 2)
-    y = -x * 2 + 1 / (abs(x) + 1.0) - x ** 2
+    y = -x * 2 + 1 / (abs(x) + 1.0) - x**2
     return ops.select(mask, y, 0), n // 2, n % 3, (n.cast("u32") & 5) ^ 1, x.reshape(2, 3) @ x.reshape(3, -1), mask
 
 

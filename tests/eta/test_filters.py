@@ -82,8 +82,6 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         np.testing.assert_array_equal(together[index], alone)
 
 
-
-
 @pytest.mark.parametrize("name", ["pivot_rank_le", "pivot_cummass_le"])
 def test_a_batch_keeps_one_branch(name: str) -> None:
     """Under a plain vmap the branch would become a select that pays both sides for every row."""

@@ -95,8 +95,10 @@ def test_draws_follow_the_exact_distribution(sampler: Callable[[], Any]) -> None
     often = want * DRAWS >= 5
     expected = np.append(want[often] * DRAWS, max(want[~often].sum() * DRAWS, 1e-9))
     seen = np.append(counts[often], counts[~often].sum())
-    chi = float(np.sum((seen - expected) ** 2 / expected)) if expected[-1] > 1 else float(
-        np.sum((seen[:-1] - expected[:-1]) ** 2 / expected[:-1])
+    chi = (
+        float(np.sum((seen - expected) ** 2 / expected))
+        if expected[-1] > 1
+        else float(np.sum((seen[:-1] - expected[:-1]) ** 2 / expected[:-1]))
     )
     freedom = len(expected) - 1
     # Wilson-Hilferty: the chi-square quantile at 4 standard deviations.

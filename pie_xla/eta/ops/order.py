@@ -206,4 +206,3 @@ OPS: tuple[Op, ...] = (
         _prob_ge, lambda x, t: x >= np.broadcast_to(t, x.shape[:-1])[..., None],
     ),
 )  # fmt: skip
-

@@ -1,6 +1,5 @@
 """One function per op of the table. Written by `python -m pie_xla.eta.emit` from pie_xla/eta; do not edit."""
 
-# ruff: noqa: E501
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The op table. Written by `python -m pie_xla.eta.emit` from pie_xla/eta; do not edit."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 from inferlet.eta._rules import Attr, Rule
