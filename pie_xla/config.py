@@ -173,11 +173,11 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """What one inferlet may use. Each limit ends the inferlet that passes it, and no other."""
+    """What one inferlet may use. Each limit ends the inferlet that passes it, and no other; native ones are trusted."""
 
     memory: int = setting("512MiB", SIZE, "memory of a sandboxed inferlet")
-    cpu_time: float = setting("60s", DURATION, "processor time of an inferlet's own code; waiting does not count")
-    output: int = setting("8MiB", SIZE, "text that an inferlet sends, logs and returns")
+    cpu_time: float = setting("60s", DURATION, "processor time of a sandboxed inferlet; waiting does not count")
+    output: int = setting("8MiB", SIZE, "text that an inferlet sends and returns; in the sandbox, what it logs too")
     processes: int = setting(64, _whole(1, 4096), "inferlets that run at once; later ones are refused")
 
 

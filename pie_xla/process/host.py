@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
+from pie_xla.engine.packing import words_of
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
 from pie_xla.process.events import encode_events
@@ -27,7 +28,6 @@ from pie_xla.process.requests import (
     loads,
     parse_pass,
     parse_value,
-    words_of,
 )
 from pie_xla.process.wasm.hostapi import Pending
 
@@ -171,7 +171,7 @@ class InferletHost:
                 "vocab_size": facts.vocab_size,
                 "max_context": facts.max_context,
                 "page_size": facts.page_size,
-                "outputs": {name: (shape, element_type(dtype)) for name, (shape, dtype) in facts.outputs.items()},
+                "outputs": facts.outputs,
                 "stop_tokens": facts.stop_tokens,
                 "prefix": facts.prefix,
                 "seed": self._seed,
@@ -246,7 +246,7 @@ class InferletHost:
             case "put" | "set":
                 kind = self._cell(ch)
                 given = loads(value, self._limits.request_bytes, "a channel's value")
-                words = words_of(parse_value(given, kind, "the channel's value"))
+                words = words_of(parse_value(given, kind, "the channel's value"), kind)
                 if op == "put":
                     client.put_channel(ch, words)
                 else:
@@ -411,7 +411,7 @@ class InferletHost:
         return self._language.decode(ids, skip_specials)
 
     def chat(self, request: str) -> Sequence[int]:
-        wanted = loads(request, self._limits.request_bytes, "a chat request")
+        wanted = loads(request, self._limits.text_bytes, "a chat request")
         if type(wanted) is not dict or type(wanted.get("messages")) is not list:
             raise RequestError("a chat request is an object with messages")
         tools = wanted.get("tools")
@@ -463,11 +463,3 @@ def nth_seed(seed: int, n: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
-
-
-def element_type(dtype: str) -> str:
-    """The language's name of a model output's dtype."""
-    names = {str(kind.numpy): kind.value for kind in DType} | {kind.value: kind.value for kind in DType}
-    if dtype not in names:
-        raise PieError(f"a model output of dtype {dtype} cannot be given to programs: {', '.join(DTYPES)} can")
-    return names[dtype]

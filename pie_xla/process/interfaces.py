@@ -56,9 +56,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, dtype as in NumPy or
-    eta).
-    """
+    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, eta dtype)."""
 
     name: str
     vocab_size: int

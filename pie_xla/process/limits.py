@@ -10,13 +10,13 @@ class HostLimits:
     """Bounds on one process; beyond one, the call that crosses it is refused by name.
 
     Attributes:
-        request_bytes: one submit, channel value or chat request.
+        request_bytes: one submit or channel value.
         tickets: results asked for and not yet delivered.
         unread_bytes: results that arrived and that the program has not waited for.
         output_bytes: all text sent to the launcher, and the returned value's JSON.
         log_bytes: all log text; what comes after is dropped with one line that says so.
         inbox: messages to the process that it has not received.
-        text_bytes: one text to encode, or one message.
+        text_bytes: one text to encode, chat request or message; encoding keeps all other programs waiting.
     """
 
     request_bytes: int = 8 << 20
@@ -25,4 +25,4 @@ class HostLimits:
     output_bytes: int = 8 << 20
     log_bytes: int = 1 << 20
     inbox: int = 1024
-    text_bytes: int = 4 << 20
+    text_bytes: int = 1 << 20

@@ -119,6 +119,7 @@ class NativeProcess:
         self._main: asyncio.Task[Any] | None = None
         self._runtime: Any = None
         self._ended = False
+        self._guard = threading.Lock()  # no `Stopped` is sent to a process that has ended
 
     def start(self) -> None:
         """On the loop's thread."""
@@ -131,7 +132,11 @@ class NativeProcess:
             self._main = self._runner.loop.create_task(self._run())
 
         self._host.listen(lambda: self._runner.ready(self))
-        copy_context().run(begin)
+        try:
+            copy_context().run(begin)
+        except Exception as failure:
+            _log.exception("a native process could not start")
+            self._finish(None, PieError(f"pie-xla could not start the program: {failure!r}"))
 
     def drain(self) -> None:
         """Hand finished tickets to the program; on the loop's thread."""
@@ -154,8 +159,9 @@ class NativeProcess:
 
     def _interrupt(self) -> None:
         """End a program that never gives the loop a turn, wherever its code is, or that catches its cancellation."""
-        if not self._ended and asyncio.current_task(self._runner.loop) in self._tasks:
-            self._runner.raise_in_thread(Stopped)
+        with self._guard:
+            if not self._ended and asyncio.current_task(self._runner.loop) in self._tasks:
+                self._runner.raise_in_thread(Stopped)
         self._runner.call(lambda: self._finish(None, PieError(f"the process was killed: {self._reason}")))
 
     async def _run(self) -> None:
@@ -179,12 +185,27 @@ class NativeProcess:
     def _finish(self, result: str | None, error: PieError | None) -> None:
         if self._ended:
             return
-        self._ended = True
-        for task in list(self._tasks):
-            if task is not self._main:
-                task.cancel()
-        self._module.forget()
-        self._host.close()
+        self._settle()
+        try:
+            for task in list(self._tasks):
+                if task is not self._main:
+                    task.cancel()
+            self._module.forget()
+        finally:
+            self._tell_exit(result, error)
+
+    def _settle(self) -> None:
+        """Mark it as ended; then no `Stopped` is on its way to what follows."""
+        while True:
+            try:
+                with self._guard:
+                    self._ended = True
+                self._runner.raise_in_thread(None)
+                return
+            except Stopped:
+                continue
+
+    def _tell_exit(self, result: str | None, error: PieError | None) -> None:
         try:
             self._on_exit(result, error)
         except Exception:
@@ -232,11 +253,12 @@ class NativeRunner:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(work)
 
-    def raise_in_thread(self, kind: type[BaseException]) -> None:
-        """Raise an exception in whatever Python code the loop's thread is running."""
+    def raise_in_thread(self, kind: type[BaseException] | None) -> None:
+        """Raise an exception in whatever Python code the loop's thread is running; None takes back one on its way."""
         ident = self._thread.ident
         if ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+            what = None if kind is None else ctypes.py_object(kind)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), what)
 
     def close(self) -> None:
         """Stop the thread; processes that still run are killed by their manager first."""
@@ -258,8 +280,8 @@ class NativeRunner:
         while not self._stopping:
             try:
                 self.loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):  # asyncio lets these through from any author's task
-                continue
+            except (SystemExit, KeyboardInterrupt, Stopped):
+                continue  # asyncio lets the first two through from any author's task; Stopped may come a moment late
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 

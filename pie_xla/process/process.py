@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from pie_xla.errors import PieError, UsageError
@@ -27,6 +28,7 @@ from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits
 _log = logging.getLogger(__name__)
 LOG_PIECES = 1000
 CLOSE_SECONDS = 10.0
+RESULT_HINT = "return dicts, lists, strings, finite numbers, booleans and None, and leave the json module as it is"
 
 
 class Mode(enum.Enum):
@@ -136,28 +138,63 @@ class Process:
             running.kill(reason)
 
     def end(self, result: str | None, error: PieError | None) -> None:
-        """Nothing of it runs any more. `result`: JSON text {"result": ...}, or None with the error."""
+        """Nothing of it runs any more. `result`: JSON text {"result": ...}, which may be hostile, or None with the error."""
         assert self._host is not None
-        self._host.close()
+        try:
+            self._host.close()
+        except Exception:  # an engine that has failed; the launcher hears the end all the same
+            _log.exception("process %s could not give everything back", self.name)
         self.finished = time.time()
-        if self._kill_reason is not None and error is not None:
+        value: Any = None
+        if error is None:
+            try:
+                value = returned(result)
+            except PieError as refused:
+                error = refused
+        elif self._kill_reason is not None:
             error = PieError(self._kill_reason)
-        if error is None and result is not None:
-            value = json.loads(result)["result"]
+        if error is None:
             self.state = State.FINISHED
             self._tell(Returned(value))
             self.done.set_result(value)
             return
-        error = error or PieError("the program ended without a result")
         self.state = State.FAILED if self._kill_reason is None else State.KILLED
         self._tell(Failed(str(error)))
         self.done.set_exception(error)
+
+    def abandon(self, error: BaseException) -> None:
+        """It never started; whoever launches it gets the error, so its listener hears nothing."""
+        self.finished = time.time()
+        self.state = State.FAILED
+        if not self.done.done():
+            self.done.set_exception(error)
 
     def _tell(self, event: Event) -> None:
         try:
             self._listener(event)
         except Exception:
             _log.exception("the listener of process %s failed", self.name)
+
+
+def returned(text: str | None) -> Any:
+    """The value in {"result": value}, the JSON text that a program's side of the sandbox hands over at its end.
+
+    Raises:
+        PieError: there is none, or it is no such text: the program has changed the `json` module it shares with the SDK.
+    """
+    if text is None:
+        raise PieError("the program ended without a result")
+    try:
+        whole = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise PieError(f"what the program returned did not arrive as JSON: {error}", RESULT_HINT) from None
+    if type(whole) is not dict or whole.keys() != {"result"}:
+        raise PieError("what the program returned did not arrive as one result", RESULT_HINT)
+    return whole["result"]
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
 
 
 class ProcessManager:
@@ -217,6 +254,7 @@ class ProcessManager:
             if self._closed:
                 raise PieError("the server is closing; no process can start")
             self._running[process.id] = process
+        host: InferletHost | None = None
         try:
             host = InferletHost(
                 lambda on_event: self._engine.client(process.id, on_event),
@@ -229,9 +267,12 @@ class ProcessManager:
             )
             if not self._messages:
                 host.close_inbox()
-            process.attach(host, lambda: self._start(process, launch, value, host))
-        except BaseException:
+            process.attach(host, partial(self._start, process, launch, value, host))
+        except BaseException as error:
             self._forget(process)
+            if host is not None:
+                host.close()
+            process.abandon(error)
             raise
         return process
 

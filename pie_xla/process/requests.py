@@ -177,10 +177,3 @@ def flatten(value: Any, shape: tuple[int, ...], into: list[Any], what: str) -> N
     else:
         for item in value:
             flatten(item, shape[1:], into, what)
-
-
-def words_of(array: np.ndarray) -> np.ndarray:
-    """An array's elements as u32 words, row-major: what the device's register file holds."""
-    if array.dtype == np.bool_:
-        return array.astype(np.uint32).ravel()
-    return np.ascontiguousarray(array).view(np.uint32).ravel()

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pie_xla.engine.api import FromChannel, Geometry, PassError
+from pie_xla.engine.packing import words_of
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, TensorType
 from pie_xla.process.events import encode_events
 from pie_xla.process.host import InferletHost, nth_seed
 from pie_xla.process.limits import HostLimits
-from pie_xla.process.requests import ProgramCache, RequestError, parse_pass, parse_value, words_of
+from pie_xla.process.requests import ProgramCache, RequestError, parse_pass, parse_value
 from pie_xla.process.wasm.hostapi import Pending
 
 
@@ -152,11 +153,15 @@ def test_nonsense_never_raises_anything_else(field: str, value: Any) -> None:
 
 def test_named_floats_and_ranges() -> None:
     kind = TensorType(DType.F32, (4,))
-    value = parse_value(["nan", "inf", "-inf", 3], kind, "it")
-    assert math.isnan(value[0]) and value[1:].tolist() == [math.inf, -math.inf, 3.0]
-    assert words_of(parse_value([True, False], TensorType(DType.BOOL, (2,)), "it")).tolist() == [1, 0]
-    assert words_of(parse_value(-1, TensorType(DType.I32), "it")).tolist() == [2**32 - 1]
-    assert words_of(parse_value(1.0, TensorType(DType.F32), "it")).tolist() == [0x3F800000]
+    floats = parse_value(["nan", "inf", "-inf", 3], kind, "it")
+    assert math.isnan(floats[0]) and floats[1:].tolist() == [math.inf, -math.inf, 3.0]
+    for value, kind, words in [
+        ([True, False], TensorType(DType.BOOL, (2,)), [1, 0]),
+        (-1, TensorType(DType.I32), [-1]),
+        (2**32 - 1, TensorType(DType.U32), [-1]),
+        (1.0, TensorType(DType.F32), [0x3F800000]),
+    ]:
+        assert words_of(parse_value(value, kind, "it"), kind).tolist() == words
     with pytest.raises(RequestError):
         parse_value("12", TensorType(DType.F32), "it")
 
@@ -316,3 +321,12 @@ def test_seeds_of_pipelines() -> None:
 
 def test_a_pass_error_says_where() -> None:
     assert str(PassError("x", "main.py:1")) == "x (pass submitted at main.py:1)"
+
+
+def test_a_megabyte_is_the_most_to_encode(engine: FakeEngine) -> None:
+    host, _ = make(engine)
+    assert len(host.encode("x" * (1 << 20), False)) == 1 << 20
+    with pytest.raises(RequestError, match="the text to encode has 1048577 characters; the limit is 1048576"):
+        host.encode("x" * ((1 << 20) + 1), False)
+    with pytest.raises(RequestError, match=r"a chat request has .* the limit is 1048576"):
+        host.chat(json.dumps({"messages": [{"role": "user", "content": "x" * (1 << 20)}]}))

@@ -7,12 +7,13 @@ import types
 from typing import Any
 
 import pytest
-from fake_engine import FACTS, Bytes, FakeEngine
+from fake_engine import FACTS, Bytes, FakeClient, FakeEngine
 
 from pie_xla.errors import PieError, UsageError
-from pie_xla.launch import Event, Failed, Launch
+from pie_xla.launch import Event, Failed, Launch, Returned
 from pie_xla.process.process import ProcessManager, State
 from pie_xla.process.sdk import load_sdk, sdk_folder
+from pie_xla.process.wasm.limits import ExitKind, GuestExit
 
 
 @pytest.fixture
@@ -47,6 +48,67 @@ def test_an_engine_that_refuses_leaves_nothing_behind(engine: FakeEngine, monkey
     with pytest.raises(PieError, match="the engine is down"):
         manager.launch(launch("async def main(input): pass"), print)
     assert manager.running == []
+    manager.close()
+
+
+def test_a_launch_that_cannot_start_leaves_nothing_behind(engine: FakeEngine) -> None:
+    class Refusing:
+        def spawn(self, *ignored: Any) -> Any:
+            raise PieError("the sandbox is closed")
+
+        def close(self) -> None:
+            pass
+
+    manager = ProcessManager(engine, FACTS, Bytes(), lambda text: None, Refusing())  # type: ignore[arg-type,return-value]
+    heard: list[Event] = []
+    with pytest.raises(PieError, match="the sandbox is closed"):
+        manager.launch(launch("async def main(input): pass", native=False), heard.append)
+    assert engine.clients[0].closed and manager.running == [] and heard == []
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "ended without a result"),
+        ("", "did not arrive as JSON"),
+        ('{"result": NaN}', "NaN is no JSON number"),
+        ("[" * 100_000, "did not arrive as JSON"),
+        ("[1]", "did not arrive as one result"),
+        ('{"value": 1}', "did not arrive as one result"),
+        ('{"result": 1, "more": 2}', "did not arrive as one result"),
+    ],
+)
+def test_a_result_that_is_no_result_is_a_failure(engine: FakeEngine, text: str | None, words: str) -> None:
+    class Liar:
+        """A sandbox whose program has rebound `json.dumps`."""
+
+        def spawn(self, source: str, file: str, value: Any, host: Any, on_exit: Any, limits: Any) -> Any:
+            on_exit(GuestExit(ExitKind.RETURNED, text, "", 0.0))
+            return self
+
+        def kill(self, reason: str) -> None: ...
+        def close(self) -> None: ...
+
+    manager = ProcessManager(engine, FACTS, Bytes(), lambda text: None, Liar())  # type: ignore[arg-type,return-value]
+    heard: list[Event] = []
+    process = manager.launch(launch("", native=False), heard.append)
+    with pytest.raises(PieError, match=words):
+        process.done.result(10)
+    assert heard == [Failed(str(process.done.exception()))] and process.state is State.FAILED
+    assert engine.clients[0].closed and manager.running == []
+
+
+def test_the_end_is_told_though_the_engine_takes_nothing_back(
+    manager: ProcessManager, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(client: FakeClient) -> None:
+        raise PieError("the engine has stopped")
+
+    monkeypatch.setattr(FakeClient, "close", refuse)
+    heard: list[Event] = []
+    process = manager.launch(launch("async def main(input): return 3"), heard.append)
+    assert process.done.result(10) == 3 and heard == [Returned(3)]
     manager.close()
 
 

@@ -12,6 +12,7 @@ from fake_engine import FACTS, Bytes, FakeEngine
 
 from pie_xla.errors import PieError
 from pie_xla.launch import Event, Failed, Launch, Logged, Returned, Sent
+from pie_xla.process.native import NativeRunner, Stopped
 from pie_xla.process.process import Process, ProcessManager, State
 
 
@@ -216,3 +217,25 @@ def test_a_huge_result_is_refused(manager: ProcessManager) -> None:
     process, _ = start(manager, "async def main(input): return 'x' * (9 << 20)")
     with pytest.raises(PieError, match="more than the limit"):
         process.done.result(10)
+
+
+def test_an_interrupt_that_comes_between_two_tasks_ends_nothing(manager: ProcessManager) -> None:
+    source = "async def main(input): return 1"
+    assert start(manager, source)[0].done.result(10) == 1
+    runner = manager._native
+    assert runner is not None
+    time.sleep(0.05)  # the loop waits for work
+    runner.raise_in_thread(Stopped)
+    assert start(manager, source)[0].done.result(10) == 1
+    assert runner._thread.is_alive()
+
+
+def test_a_program_that_cannot_start_fails(manager: ProcessManager) -> None:
+    def transport(host: object) -> None:
+        raise RuntimeError("no transport")
+
+    manager._native = NativeRunner(transport)
+    process, events = start(manager, "async def main(input): return 1")
+    with pytest.raises(PieError, match=r"could not start the program.*no transport"):
+        process.done.result(10)
+    assert events == [Failed(str(process.done.exception()))]

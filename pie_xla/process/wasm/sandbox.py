@@ -95,7 +95,7 @@ class Sandbox:
             on_exit: called once on the sandbox's thread, after everything the guest held is freed.
 
         Raises:
-            UsageError: the memory limit is too small for any program.
+            UsageError: the memory limit is too small for any program. PieError: the sandbox is closed.
         """
         limits = limits or Limits()
         if limits.memory_bytes < MIN_MEMORY_BYTES:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import wasmtime
 
+from pie_xla.errors import PieError
 from pie_xla.process.wasm.guest import Guest, Poll
 from pie_xla.process.wasm.limits import ExitKind, GuestExit
 from pie_xla.process.wasm.slices import SliceTimer, new_timer
@@ -80,25 +81,35 @@ class FiberScheduler:
     def post(self, work: Callable[[], None]) -> None:
         """Have `work` done on the scheduler's thread, after what was posted before."""
         with self._lock:
-            self._unhandled += 1
+            self._put(work)
+
+    def _put(self, work: Callable[[], None]) -> None:
+        self._unhandled += 1
         self._inbox.put(work)
 
     def wake(self, guest: Guest) -> None:
         self.post(lambda: self._turn(guest))
 
     def start(self, guest: Guest) -> None:
-        if self._closing:
-            raise RuntimeError("the sandbox is closed")
-        self.post(lambda: self._start(guest))
+        """Run a guest.
+
+        Raises:
+            PieError: the scheduler is closed.
+        """
+        with self._lock:  # what is put before the closing is known is still done, or ended
+            if self._closing:
+                raise PieError("the sandbox is closed; no program can start")
+            self._put(lambda: self._start(guest))
 
     def kill(self, guest: Guest, reason: str) -> None:
         self.post(lambda: self._kill(guest, reason))
 
     def close(self) -> None:
         """Kill every guest and stop the thread; returns when it has stopped."""
-        if not self._closing:
-            self._closing = True
-            self.post(lambda: None)
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._put(lambda: None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

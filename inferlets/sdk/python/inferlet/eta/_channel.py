@@ -78,7 +78,7 @@ class Channel:
         return self._ask("read")
 
     def put(self, value: Any) -> None:
-        """Append a cell. In an epilogue it commits with the pass; on the host a full channel is refused."""
+        """Append a cell, once one is free. In an epilogue it commits with the pass; on the host it returns at once."""
         recorder = current()
         if recorder is not None:
             recorder.put(self, value)
