@@ -24,11 +24,16 @@ def usable_cores() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """(total, available) bytes for this process: the machine's, or its container's if that is less."""
+    """(total, available) bytes for this process: the machine's, or its container's if that is less.
+
+    Cached files count as available in a container too: the kernel lets go of them.
+    """
     machine = psutil.virtual_memory()
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used -= int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
     except (OSError, ValueError):
         return machine.total, machine.available
     return min(machine.total, limit), min(machine.available, max(0, limit - used))

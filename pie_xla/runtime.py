@@ -12,12 +12,13 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pie_xla import machine
-from pie_xla.config import DEFAULT_MODEL, DEFAULT_SOURCE, Auto, Config, EngineSettings
+from pie_xla.config import DEFAULT_MODEL, DEFAULT_SOURCE, Auto, Config, EngineSettings, show_size
 from pie_xla.errors import PieError, UsageError
 from pie_xla.launch import Launch, Launched, Listener
 from pie_xla.progress import Progress
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STATE_SHARE = 0.25  # of the memory that the weights leave free
-STATE_MOST = 1 << 29
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -115,34 +114,37 @@ def open_runtime(
         if made.done():
             made.result().nobody_is_coming()
 
-    sandbox = None if native else _beside(lambda: _load_sandbox(config, progress, quiet), "sandbox", timings)
-    language = _beside(lambda: _load_language(entry), "tokenizer", timings)
-    with timings.span("import of JAX"):
-        devices = import_jax(config.engine.platform)
-        leaves = stored_leaves(entry)
-    stored = _beside(lambda: _load_stored(entry, leaves, progress), "weights", timings)
-    with timings.span("import of the engine"):
-        for module in ("pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
-            importlib.import_module(module)
-    from pie_xla.engine.api import LoadedModel
-    from pie_xla.engine.lowering import remembered
+    with ExitStack() as undo:  # what a failure of a later part, or Ctrl-C, takes back
+        sandbox = None
+        if not native:
+            sandbox = _beside(lambda: _load_sandbox(config, progress, quiet), "sandbox", timings)
+            undo.callback(_close_when_made, sandbox)
+        language = _beside(lambda: _load_language(entry), "tokenizer", timings)
+        with timings.span("import of JAX"):
+            devices = import_jax(config.engine.platform)
+            check_state_fits(config.engine, entry.manifest.total_bytes, devices[0].platform)
+            leaves = stored_leaves(entry)
+        stored = _beside(lambda: _load_stored(entry, leaves, progress), "weights", timings)
+        with timings.span("import of the engine"):
+            for module in ("pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
+                importlib.import_module(module)
+        from pie_xla.engine.api import LoadedModel
+        from pie_xla.engine.lowering import remembered
 
-    kernel = kernel_for(devices[0])
-    with timings.span("lowering"):
-        recipe = recipe_of(config, entry, kernel)
-        key = step_key(recipe)
-        lowered = remembered(recipe, key, config.cache_dir / "executables")
-    options = engine_options(config.engine, entry.manifest.total_bytes)
-    check_stored(entry, leaves, lowered.stored)
-    weights: Future[Any] = _beside(lambda: lowered.pack(stored.result()), "weights packed", timings)
-    loaded = LoadedModel(entry.name, lowered, weights, key, recipe)
-    engine = _load_engine(config, loaded, options, serve, progress, timings)
-    made.set_result(engine)
-    try:
+        kernel = kernel_for(devices[0])
+        with timings.span("lowering"):
+            recipe = recipe_of(config, entry, kernel)
+            key = step_key(recipe)
+            lowered = remembered(recipe, key, config.cache_dir / "executables")
+        options = engine_options(config.engine, entry.manifest.total_bytes, devices[0].platform)
+        check_stored(entry, leaves, lowered.stored)
+        weights: Future[Any] = _beside(lambda: lowered.pack(stored.result()), "weights packed", timings)
+        loaded = LoadedModel(entry.name, lowered, weights, key, recipe)
+        engine = _load_engine(config, loaded, options, serve, progress, timings)
+        undo.callback(engine.close)
+        made.set_result(engine)
         manager = _manager(config, entry, engine, language.result(), None if sandbox is None else sandbox.result())
-    except BaseException:
-        engine.close()
-        raise
+        undo.pop_all()
     timings.mark("ready")
     return Runtime(entry.name, engine, manager, config.limits.processes)
 
@@ -158,17 +160,38 @@ def find_model(config: Config, name: str | None) -> ModelEntry:
     return store.open(wanted)
 
 
-def engine_options(settings: EngineSettings, weight_bytes: int) -> EngineOptions:
-    """The engine's sizes from the settings.
+def check_state_fits(settings: EngineSettings, weight_bytes: int, platform: str) -> None:
+    """Refuse a `kv_memory` that is more than the weights, not loaded yet, will leave free.
 
-    The automatic state size is a power of two: executables depend on it, and free memory is never the same twice.
+    Raises:
+        PieError: it is.
+    """
+    from pie_xla.engine.memory import free_bytes
+
+    if isinstance(settings.kv_memory, Auto):
+        return
+    free = (machine.memory()[1] if platform == "cpu" else free_bytes()) - weight_bytes
+    if settings.kv_memory > free:
+        raise PieError(
+            f"engine.kv_memory is {show_size(settings.kv_memory)}, but the weights leave only "
+            f"{max(0, free) / 2**20:,.0f} MiB free",
+            "lower engine.kv_memory, or set it to auto",
+        )
+
+
+def engine_options(settings: EngineSettings, weight_bytes: int, platform: str) -> EngineOptions:
+    """The engine's sizes from the settings, for a platform of JAX ("cpu", "gpu", "tpu").
+
+    The automatic state size is a power of two on CPU: executables depend on it, and free memory is never the same
+    twice. An accelerator has memory of its own, which the engine measures.
     """
     from pie_xla.engine.api import EngineOptions
+    from pie_xla.engine.memory import MOST, SHARE
 
-    state = settings.kv_memory
-    if isinstance(state, Auto):
-        free = max(0, machine.memory()[1] - weight_bytes)
-        state = 1 << (min(STATE_MOST, int(STATE_SHARE * free)).bit_length() - 1) if free else 0
+    state = None if isinstance(settings.kv_memory, Auto) else settings.kv_memory
+    if state is None and platform == "cpu":
+        share = min(MOST, int(SHARE * max(0, machine.memory()[1] - weight_bytes)))
+        state = 1 << (share.bit_length() - 1) if share else 0
     rows = tuple(2**i for i in range(settings.max_rows.bit_length()) if 2**i <= settings.max_rows)
     if rows[-1] != settings.max_rows:
         rows = (*rows, settings.max_rows)
@@ -246,9 +269,13 @@ def _load_engine(
 
     with timings.span("executables"):
         engine = Engine(model, options, store=config.cache_dir / "executables", progress=progress)
-        progress.note(f"{model.name}: {engine.plan}")
-        # A prompt, and then one stream of tokens; other sizes compile aside while these serve.
-        engine.start(engine.warm_all()) if serve else engine.start(((1, 16),), soon=((1, 1),))
+        try:
+            progress.note(f"{model.name}: {engine.plan}")
+            # A prompt, and then one stream of tokens; other sizes compile aside while these serve.
+            engine.start(engine.warm_all()) if serve else engine.start(((1, 16),), soon=((1, 1),))
+        except BaseException:
+            engine.close()
+            raise
     return engine
 
 
@@ -338,6 +365,11 @@ def eta_dtype(name: str) -> str:
         if dtype.numpy.name == name:
             return dtype.value
     raise PieError(f"a model output of type {name} cannot be read by epilogues", "they read f32, i32, u32 and bool")
+
+
+def _close_when_made(future: Future[Any]) -> None:
+    """Close what a thread is still making, without waiting for it."""
+    future.add_done_callback(lambda made: None if made.exception() else made.result().close())
 
 
 def _beside(work: Callable[[], T], name: str, timings: Timings) -> Future[T]:
