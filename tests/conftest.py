@@ -95,6 +95,7 @@ def engine_runtime(real_config: Config, smollm2: ModelEntry) -> Iterator[Runtime
 
     with open_runtime(real_config, smollm2.name, progress=Silent(), timings=Timings()) as runtime:
         yield runtime
+        assert runtime.engine.stats()["misses"] == {}, "a step waited for a compile"
 
 
 @dataclass
