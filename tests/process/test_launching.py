@@ -13,7 +13,9 @@ from pie_xla.errors import PieError, UsageError
 from pie_xla.launch import Event, Failed, Launch, Returned
 from pie_xla.process.process import ProcessManager, State
 from pie_xla.process.sdk import load_sdk, sdk_folder
+from pie_xla.process.wasm.engine_config import new_engine
 from pie_xla.process.wasm.limits import ExitKind, GuestExit
+from pie_xla.process.wasm.scheduler import FiberScheduler
 
 
 @pytest.fixture
@@ -141,3 +143,11 @@ def test_another_inferlet_package_never_wins(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "inferlet", foreign)
     with pytest.raises(PieError, match="another package named inferlet is already imported, from /somewhere"):
         load_sdk()
+
+
+def test_a_closed_scheduler_takes_no_guest() -> None:
+    scheduler = FiberScheduler(new_engine())
+    scheduler.close()
+    guest: Any = None
+    with pytest.raises(PieError, match="the sandbox is closed"):
+        scheduler.start(guest)
