@@ -1,6 +1,6 @@
 """Greedy decoding side by side: the bare loop, native inferlets, sandboxed inferlets, transformers, llama.cpp.
 
-    python -m benchmarks.decode --streams 1 16 32 --rounds 3 [--peers] [--gguf FILE]
+    python -m benchmarks.decode --streams 1 16 32 --rounds 3 [--gguf FILE]
 
 One process measures the bare `jax.jit` loop, then the engine with native and with sandboxed inferlets, in turn, round by round, on the
 same weights and the same prompts (32 tokens, then 64 decoded: 64 cached positions on average). Peers follow in processes of their own.
@@ -120,12 +120,13 @@ def ours(streams: list[int], rounds: int, model: str | None) -> dict[str, Any]:
     return report
 
 
-def transformers(streams: list[int], rounds: int, model: str) -> dict[str, Any]:
-    """Hugging Face transformers, float32, eager PyTorch on all cores: its own cache, argmax by hand."""
+def transformers(streams: list[int], rounds: int, gguf: str) -> dict[str, Any]:
+    """Hugging Face transformers, float32 (it dequantizes the same file), eager PyTorch on all cores: its own cache, argmax by hand."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    path = Path(gguf)
+    net = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     report = {}
     for n in streams:
         rates = []
@@ -200,9 +201,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", help="a model of the store")
     parser.add_argument(
-        "--transformers", metavar="DIR", help="also transformers, on a checkpoint folder (see export_checkpoint)"
+        "--gguf", metavar="FILE", help="the model's GGUF file: also transformers and llama.cpp (llama-cpp-python)"
     )
-    parser.add_argument("--gguf", metavar="FILE", help="also llama.cpp (llama-cpp-python), on a GGUF file")
     parser.add_argument("--only", choices=["ours", "transformers", "llama.cpp"], help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "decode.json")
     args = parser.parse_args()
@@ -211,13 +211,13 @@ def main() -> None:
             case "ours":
                 found = ours(args.streams, args.rounds, args.model)
             case "transformers":
-                found = transformers(args.streams, args.rounds, args.transformers)
+                found = transformers(args.streams, args.rounds, args.gguf)
             case _:
                 found = llama_cpp(args.streams, args.rounds, args.gguf)
         print(json.dumps(found))
         return
     report = {}
-    wanted = [("ours", True), ("transformers", args.transformers), ("llama.cpp", args.gguf)]
+    wanted = [("ours", True), ("transformers", args.gguf), ("llama.cpp", args.gguf)]
     for name, given in wanted:
         if given:
             command = [sys.executable, "-m", "benchmarks.decode", *sys.argv[1:], "--only", name]
