@@ -1,6 +1,6 @@
 """From process start to the first token: `pie-xla run` on imported weights, with warm caches.
 
-    python -m benchmarks.warm_start [--runs 5]
+python -m benchmarks.warm_start [--runs 5]
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def main() -> None:
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps({"seconds": seconds, "median": statistics.median(seconds)}, indent=1) + "\n")
     print(runs[len(runs) // 2][1])
-    print(f"first token: {seconds[0]:.2f} / {statistics.median(seconds):.2f} / {seconds[-1]:.2f} s (least / median / most)")
+    print(
+        f"first token: {seconds[0]:.2f} / {statistics.median(seconds):.2f} / {seconds[-1]:.2f} s (least / median / most)"
+    )
 
 
 if __name__ == "__main__":

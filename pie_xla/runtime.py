@@ -106,6 +106,7 @@ def open_runtime(
     Raises:
         UsageError: no such model. PieError: a damaged store, too little memory, a part that cannot be made.
     """
+    machine.share_arenas()  # before there are threads
     entry = find_model(config, model)
     made: Future[Engine] = Future()  # the sandbox is there before the engine
 
@@ -145,6 +146,7 @@ def open_runtime(
         made.set_result(engine)
         manager = _manager(config, entry, engine, language.result(), None if sandbox is None else sandbox.result())
         undo.pop_all()
+    machine.return_free_memory()
     timings.mark("ready")
     return Runtime(entry.name, engine, manager, config.limits.processes)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from poem.spec import Leaf, Place
 
-_IN_FLIGHT_BYTES = 192 << 20  # read ahead: keeps both cores busy, and is all the host memory that loading adds
+_IN_FLIGHT_BYTES = 64 << 20  # read ahead: keeps both cores busy, and is all the host memory that loading adds
 
 
 def load_params(
