@@ -121,6 +121,7 @@ def test_literals_and_draws_inside_a_loop() -> None:
 
 
 def test_export_runs_elsewhere() -> None:
+    pytest.importorskip("flatbuffers")
     made = traced(lambda: (ops.categorical(ops.div(logits(), 0.7)), recorder("t").take(TOKENS)))
     cells = [np.asarray([5, 6], np.int32)]
     params = [np.stack([param] * 2) for param in made.params]

@@ -10,6 +10,7 @@ import pytest
 from wasm_fake_host import Guests
 from wasmtime._wasi import CUSTOM_OUTPUTS
 
+from pie_xla.errors import PieError
 from pie_xla.process.wasm import ExitKind, Limits, Sandbox, scheduler
 from pie_xla.process.wasm.slices import ThreadTimer
 
@@ -91,7 +92,7 @@ def test_close_ends_every_guest_and_thread(stub_sources, component_cache):
     sandbox.close()
     assert [run.exit().kind for run in runs] == [ExitKind.KILLED] * 2
     assert not [thread for thread in threading.enumerate() if thread is sandbox._scheduler._thread]
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(PieError, match="closed"):
         guests.start("def main(input): pass")
     sandbox.close()
 
