@@ -176,7 +176,7 @@ class Launcher:
             return []
         groups = []
         while members:
-            passes = _size(entry, len(members))
+            passes = _size(entry, len(members), bucket.readouts)
             best = next((n for n in self._sizes(bucket) if n >= len(members)), passes)
             if best != passes and best not in entry.sizes:
                 self._programs.wish(entry, best)
@@ -282,7 +282,11 @@ def _by_program(inputs: list[ProgramInput]) -> list[tuple[ProgramEntry, list[Pro
     return list(groups.values())
 
 
-def _size(entry: ProgramEntry, n: int) -> int:
-    """The compiled pass count to use for n passes: the smallest that holds them all, else the largest there is."""
-    enough = [size for size in entry.sizes if size >= n]
-    return min(enough) if enough else max(entry.sizes)
+def _size(entry: ProgramEntry, n: int, readouts: int) -> int:
+    """The compiled pass count to use for n passes of a launch: the smallest that holds them all, else the largest there is.
+
+    No size beyond the launch's readouts is used: their selections are not planned. One pass always fits.
+    """
+    planned = [size for size in entry.sizes if size <= readouts]
+    enough = [size for size in planned if size >= n]
+    return min(enough) if enough else max(planned)

@@ -78,6 +78,7 @@ class ProgramTable:
         self._changed = changed
         self._entries: dict[str, ProgramEntry] = {}
         self._lock = threading.Lock()
+        self._publishing = threading.Lock()  # a size and a step that become ready at once must know of each other
         self._pending_steps: set[Bucket] = set()
         self.ready_steps: frozenset[Bucket] = frozenset()
         self.failed_steps: dict[Bucket, str] = {}
@@ -154,9 +155,10 @@ class ProgramTable:
         sizes = self._shapes.segments(program)
         if sizes:
             self._table.build(self.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes))
-        for bucket in self.ready_steps:
-            self._build_rows(program, bucket, passes)
-        entry.sizes = entry.sizes | {passes}
+        with self._publishing:
+            for bucket in self.ready_steps:
+                self._build_rows(program, bucket, passes)
+            entry.sizes = entry.sizes | {passes}
 
     def _build_rows(self, program: Program, bucket: Bucket, passes: int) -> None:
         if passes > bucket.readouts:
@@ -187,10 +189,10 @@ class ProgramTable:
     def build_step(self, bucket: Bucket) -> None:
         """The step executable of a bucket, and the row selections of every known program for it."""
         self._table.build(self.step_key(bucket), lambda: self._shapes.step(bucket))
-        for entry in list(self._entries.values()):
-            for passes in sorted(entry.sizes):
-                self._build_rows(entry.program, bucket, passes)
-        with self._lock:
+        with self._publishing:
+            for entry in list(self._entries.values()):
+                for passes in sorted(entry.sizes):
+                    self._build_rows(entry.program, bucket, passes)
             self.ready_steps = self.ready_steps | {bucket}
 
     def hot(self, entry: ProgramEntry, bucket: Bucket) -> bool:
