@@ -8,8 +8,8 @@ from typing import Any
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-def encode_events(events: list[tuple[int, int, Any]]) -> str:
-    """Compact JSON; floats without a JSON form become "nan", "inf", "-inf"."""
+def encode_events(events: Any) -> str:
+    """Compact JSON of events, or of any answer; floats without a JSON form become "nan", "inf", "-inf"."""
     try:
         return _encode(events)
     except ValueError:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
 from pie_xla.engine.packing import words_of
@@ -29,9 +29,12 @@ from pie_xla.process.requests import (
     parse_pass,
     parse_value,
 )
+from pie_xla.process.rooms import Answer, OpenRoom, Request
 from pie_xla.process.wasm.hostapi import Pending
 
 __all__ = ["InferletHost", "ModelFacts"]
+
+T = TypeVar("T")
 
 WORLD = "pie:inferlet@0.1.0"
 MAX_CELL = 1 << 22  # elements of one channel cell
@@ -57,6 +60,7 @@ class InferletHost:
     Args:
         open_client: makes the engine client, given the event callback.
         programs: shared parse cache.
+        rooms: what else it can ask for, by name.
         seed: what pipelines without a seed of their own draw from; None takes one from the system.
     """
 
@@ -69,6 +73,7 @@ class InferletHost:
         sink: Sink,
         limits: HostLimits | None = None,
         seed: int | None = None,
+        rooms: Sequence[OpenRoom] = (),
     ) -> None:
         self._facts, self._language, self._programs, self._sink = facts, language, programs, sink
         self._limits = limits or HostLimits()
@@ -93,6 +98,10 @@ class InferletHost:
         self._logged = 0
         self._closed = False
         self._client = open_client(self._on_event)
+        self._started = 0  # asks of `start` without an answer
+        self._rooms = [open_room(self) for open_room in rooms]
+        self._calls = {name: call for room in self._rooms for name, call in room.calls.items()}
+        self._starts = {name: start for room in self._rooms for name, start in room.starts.items()}
 
     # -- events
 
@@ -362,7 +371,7 @@ class InferletHost:
                 f"{unread} bytes of results are unread (the limit is {self._limits.unread_bytes})",
                 "await results, or let go of Outputs that you do not need",
             )
-        open_tickets = len(self._flights) + len(self._asks) + len(self._receives)
+        open_tickets = len(self._flights) + len(self._asks) + len(self._receives) + self._started
         if open_tickets >= self._limits.tickets:
             raise RequestError(
                 f"{open_tickets} results are asked for or held (the limit is {self._limits.tickets})",
@@ -425,6 +434,42 @@ class InferletHost:
         if len(text) > self._limits.text_bytes:
             raise RequestError(f"{what} has {len(text)} characters; the limit is {self._limits.text_bytes}")
 
+    # -- everything else, by name
+
+    def call(self, name: str, request: str) -> str:
+        """The answer to a call of one of the rooms, both as JSON."""
+        return encode_events(self.ask(name, self._request(name, request)))
+
+    def start(self, name: str, request: str) -> int:
+        """A ticket for what a room answers later."""
+        return self.begin(name, self._request(name, request))
+
+    def _request(self, name: str, request: str) -> Any:
+        return loads(request, self._limits.request_bytes, f"a request of {name:.60}")
+
+    def ask(self, name: str, request: Any) -> Any:
+        self._live()
+        return _named(self._calls, self._starts, name)(Request.of(name, request))
+
+    def begin(self, name: str, request: Any) -> int:
+        self._live()
+        start = _named(self._starts, self._calls, name)
+        self._room()
+        ticket = self._own_ticket()
+        self._started += 1
+        try:
+            start(Request.of(name, request), Answer(lambda failed, value: self._answered(ticket, failed, value)))
+        except BaseException:
+            self._started -= 1
+            raise
+        return ticket
+
+    def _answered(self, ticket: int, failed: int, value: Any) -> None:
+        """From any thread."""
+        self._started -= 1
+        self._own_events.append((ticket, failed, value))
+        self._wake()
+
     # -- the process's owner
 
     def post(self, text: str) -> None:
@@ -447,11 +492,21 @@ class InferletHost:
         if not self._closed:
             self._closed = True
             self._inbox_open = False
+            for room in self._rooms:
+                room.close()
             self._client.close()
 
     @property
     def output_bytes_left(self) -> int:
         return max(0, self._limits.output_bytes - self._output)
+
+
+def _named(these: Mapping[str, T], others: Mapping[str, Any], name: str) -> T:
+    found = these.get(name)
+    if found is None:
+        way = "; it is for the other of call and start" if name in others else ""
+        raise RequestError(f"this host has no call {name!r:.60}{way}")
+    return found
 
 
 def nth_seed(seed: int, n: int) -> int:

@@ -101,6 +101,12 @@ class NativeTransport:
     def chat(self, request: dict[str, Any]) -> list[int]:
         return list(self._call(self._host.chat, json.dumps(request)))
 
+    def call(self, name: str, request: dict[str, Any]) -> Any:
+        return self._call(self._host.ask, name, request)
+
+    def start(self, name: str, request: dict[str, Any]) -> int:
+        return self._call(self._host.begin, name, request)
+
     def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any) -> Any:
         from pie_xla.process.native_trace import trace
 

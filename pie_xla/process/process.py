@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from pie_xla.process.interfaces import Language, ModelFacts
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.native import NativeRunner
 from pie_xla.process.requests import ProgramCache
+from pie_xla.process.rooms import OpenRoom
 from pie_xla.process.wasm.hostapi import HostApi
 from pie_xla.process.wasm.limits import ExitKind, GuestExit, Limits
 
@@ -206,6 +207,7 @@ class ProcessManager:
         parse: program text -> program (`EtaProgram.from_json`).
         sandbox: None when there is none; native processes still run. It is closed with the manager.
         limits: of host calls. sandbox_limits: of memory, processor time and output in the sandbox.
+        rooms: calls by name that every process gets.
         messages: whether anybody can send messages to processes; if not, `session.receive` gives None at once.
     """
 
@@ -219,12 +221,13 @@ class ProcessManager:
         limits: HostLimits | None = None,
         sandbox_limits: Limits | None = None,
         messages: bool = False,
+        rooms: Sequence[OpenRoom] = (),
     ) -> None:
         self._engine, self._facts, self._language = engine, facts, language
         self._programs = ProgramCache(parse)
         self._sandbox, self._sandbox_limits = sandbox, sandbox_limits
         self._limits = limits or HostLimits()
-        self._messages = messages
+        self._messages, self._rooms = messages, tuple(rooms)
         self._native: NativeRunner | None = None
         self._running: dict[str, Process] = {}
         self._lock = threading.Lock()
@@ -264,6 +267,7 @@ class ProcessManager:
                 process,
                 self._limits,
                 launch.seed,
+                self._rooms,
             )
             if not self._messages:
                 host.close_inbox()

@@ -72,6 +72,10 @@ _MODEL = (
     ),
     _Function("chat", (_TEXT,), cabi.write_u32_list, lambda host, request: host.chat(request)),
 )
+_HOST = (
+    _Function("call", (_TEXT, _TEXT), cabi.write_string, lambda host, name, request: host.call(name, request)),
+    _Function("start", (_TEXT, _TEXT), cabi.write_u64, lambda host, name, request: host.start(name, request)),
+)
 _SESSION = (_Function("receive", (), cabi.write_u64, lambda host: host.receive()),)
 
 
@@ -107,6 +111,8 @@ class World:
                 )
             with root.add_instance(f"{PACKAGE}/model@{VERSION}") as instance:
                 self._add_all(instance, _MODEL)
+            with root.add_instance(f"{PACKAGE}/host@{VERSION}") as instance:
+                self._add_all(instance, _HOST)
             # WASI's own sleep would block the thread that runs all guests.
             with root.add_instance(WASI_CLOCK) as instance:
                 for name in ("subscribe-duration", "subscribe-instant"):

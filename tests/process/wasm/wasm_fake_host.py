@@ -113,6 +113,12 @@ class FakeHost:
     def chat(self, request: str) -> list[int]:
         return [len(request)]
 
+    def call(self, name: str, request: str) -> str:
+        return request
+
+    def start(self, name: str, request: str) -> int:
+        return 0
+
 
 @dataclass
 class Run:

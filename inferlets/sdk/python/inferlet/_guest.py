@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from componentize_py_types import Err
-from wit_world.imports import engine, model, session
+from wit_world.imports import engine, host, model, session
 
 from inferlet._errors import RefusedError
 from inferlet._host import Facts, Traced, compact, finite_json, quoted
@@ -88,6 +88,12 @@ class GuestTransport:
 
     def chat(self, request: dict[str, Any]) -> list[int]:
         return list(_call(model.chat, compact(request)))
+
+    def call(self, name: str, request: dict[str, Any]) -> Any:
+        return json.loads(_call(host.call, name, compact(finite_json(request))))
+
+    def start(self, name: str, request: dict[str, Any]) -> int:
+        return _call(host.start, name, compact(finite_json(request)))
 
     def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
         from inferlet.eta._trace import record

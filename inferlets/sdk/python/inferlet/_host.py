@@ -50,6 +50,12 @@ class Transport(Protocol):
     def decode(self, ids: list[int], skip_specials: bool) -> str: ...
     def chat(self, request: dict[str, Any]) -> list[int]: ...
 
+    def call(self, name: str, request: dict[str, Any]) -> Any:
+        """Ask the host by name; it answers at once (docs/host-calls.md)."""
+
+    def start(self, name: str, request: dict[str, Any]) -> int:
+        """Ask the host by name for what takes time: a ticket."""
+
     def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
         """Run an epilogue once and record it. `rows` holds each row's number of readout positions, None for the
         last.
@@ -261,6 +267,8 @@ def finite_json(value: Any) -> Any:
             return value
         case list() | tuple():
             return [finite_json(item) for item in value]
+        case dict():
+            return {key: finite_json(item) for key, item in value.items()}
         case _:
             return value
 

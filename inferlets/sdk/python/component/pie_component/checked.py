@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from wit_world.imports import engine, model, session
+from wit_world.imports import engine, host, model, session
 
 # The host's own limits (`pie_xla/process/wasm/cabi.py`); a list above it would end the program there.
 MAX_TEXT = 16 << 20
@@ -77,6 +77,7 @@ _PARAMETERS: dict[ModuleType, dict[str, tuple[Callable[[Any], Any], ...]]] = {
         "log": (_U32, _text),
         "sleep_ms": (_U32,),
     },
+    host: {"call": (_text, _text), "start": (_text, _text)},
     model: {"encode": (_text, bool), "decode": (_tokens, bool), "chat": (_text,)},
 }
 
