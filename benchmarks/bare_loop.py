@@ -49,6 +49,8 @@ class NoAttention:
 
     ops: Ops
 
+    views = False
+
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         """The same pages."""
         return self.ops.kv_page(kv, heads)

@@ -164,8 +164,10 @@ class Batch:
         tokens: i32[B, Q].
         positions: i32[B, Q]; -1 marks a padding token: it writes nothing.
         starts: i32[B], cells already in the row's set; token i is written to cell starts + i.
-        counts: i32[B], real tokens in the row (<= Q). The row attends to cells < starts + counts, causally.
+        counts: i32[B], real tokens in the row (<= Q). The row attends to cells < starts + counts, causally: token i to
+            cells <= starts + i.
         pages: per paged group i32[B, N]; cell c of row b lies in page pages[b, c // page_size]. N covers max_context.
+        view: what of these cells a row may see; None: all of them, and cell c holds position c.
         slots_in: i32[B], recurrent slot read (0: the zero initial state).
         slots_out: i32[B], recurrent slot written.
         readout: i32[R], flat index b * Q + i of each position whose outputs are wanted.
@@ -179,6 +181,27 @@ class Batch:
     slots_in: jax.Array
     slots_out: jax.Array
     readout: jax.Array
+    view: View | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class View:
+    """Which cells the tokens of a row attend to, among those that are causal and within a layer's own window.
+
+    Args:
+        bases: i32[B, N], the position of the first cell of each page: evicted pages leave gaps.
+        live: i32[B, N, ceil(page_size / 32)], a bit per cell, the lowest first: 1 where it is not evicted.
+        window: i32[B]; a token at position p sees positions > p - window.
+        sinks: i32[B]; positions below it are seen whatever the window.
+        mask: i32[B, Q, N * page_size / 32] or None, a bit per token and cell: 1 where it may be seen.
+    """
+
+    bases: jax.Array
+    live: jax.Array
+    window: jax.Array
+    sinks: jax.Array
+    mask: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +225,11 @@ class Attention:
 
 class Ops(Protocol):
     """The kernels a model's layers call; one implementation per backend, handed to `poem.lower.lower`."""
+
+    @property
+    def views(self) -> bool:
+        """Whether `attend` heeds `Batch.view`; kernels that cannot are not given one."""
+        ...
 
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         """What one layer keeps in one page: the arrays without the leading page dimension.

@@ -30,6 +30,7 @@ class Geometry(enum.Enum):
     """How a pass's tokens meet the state."""
 
     FOLD = "fold"  # appended, and final
+    BUFFER = "buffer"  # appended, but tentative: a commit keeps the first of them
     READ = "read"  # attends and leaves nothing behind
 
 
@@ -48,12 +49,34 @@ class FromChannel:
     channel: int
 
 
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """What a row's new tokens see of the set and of one another, besides that a token never sees a later one.
+
+    Attributes:
+        window: the last positions that are seen, the token's own included; None: all.
+        sinks: positions below it are seen whatever the window.
+        places: per token, its position after the set's length (position - len(set)); None: 0, 1, 2, ...
+        mask: bool[T, len + T], True where token t sees position p of the set, then token p - len; None: no mask. Causal all the same.
+        tree: per token, the index of the new token it follows, or -1 for the set's end; it sees the set, itself and its ancestors.
+        spans: half-open spans of positions of the set that are seen; None: all.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+    places: tuple[int, ...] | None = None
+    mask: np.ndarray | None = None
+    tree: tuple[int, ...] | None = None
+    spans: tuple[tuple[int, int], ...] | None = None
+
+
 @dataclass(frozen=True)
 class Row:
-    """One row of a pass: its working set (None: a state-less model) and its new tokens."""
+    """One row of a pass: its working set (None: a state-less model), its new tokens, and what they see (None: all before them)."""
 
     set: int | None
     tokens: tuple[int, ...] | FromTicket | FromChannel
+    sight: Sight | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,8 @@ class EngineOptions:
         prefill: (rows, tokens per row) buckets of longer launches.
         word_count: u32 words of the device register file (outputs and channel cells).
         depth: plans in flight at once; 2 dispatches step N+1 before step N is read.
+        prefix_cache: whether full pages of known tokens are shared with whoever comes with the same tokens (not in strict mode).
+        published: most named prefixes kept at once; those not opened for longest go first.
         memory_seconds: how long a pass waits for state memory that other clients hold before it is refused.
         gather_seconds: longest wait of an idle device for processes that were just answered.
         strict: one decode and one prefill shape only, so that results are bit-equal alone and batched.
@@ -118,6 +143,8 @@ class EngineOptions:
     word_count: int = 1 << 21
     depth: int = 2
     memory_seconds: float = 30.0
+    prefix_cache: bool = True
+    published: int = 256
     gather_seconds: float = 0.006
     strict: bool = False
     fuse_after: int = 256

@@ -10,14 +10,17 @@ from pie_xla.errors import PieError
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """The padded shape of a launch: B rows of at most Q new tokens, R readout positions."""
+    """The padded shape of a launch: B rows of at most Q new tokens, R readout positions; `masked`: with a mask bit per token and
+    cell."""
 
     rows: int
     tokens: int
     readouts: int
+    masked: bool = False
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.tokens}" + ("" if self.readouts == self.rows else f"r{self.readouts}")
+        readouts = "" if self.readouts == self.rows else f"r{self.readouts}"
+        return f"{self.rows}x{self.tokens}{readouts}{'m' if self.masked else ''}"
 
     @property
     def area(self) -> int:
@@ -46,7 +49,7 @@ class Buckets:
     def all(self) -> tuple[Bucket, ...]:
         return self.decode + self.prefill
 
-    def fitting(self, rows: int, tokens: int, readouts: int) -> list[Bucket]:
+    def fitting(self, rows: int, tokens: int, readouts: int, masked: bool = False) -> list[Bucket]:
         """Buckets that hold the launch, best (least padded) first. More readouts than rows double R from the row count."""
         family = self.decode if tokens == 1 else self.prefill
         found = []
@@ -55,5 +58,5 @@ class Buckets:
                 r = bucket.readouts
                 while r < readouts:
                     r *= 2
-                found.append(Bucket(bucket.rows, bucket.tokens, r))
+                found.append(Bucket(bucket.rows, bucket.tokens, r, masked))
         return sorted(found, key=lambda b: (b.area, b))

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pie_xla.engine.api import Event, FromChannel, FromTicket, Geometry, PassError, PassRequest, Row
+from pie_xla.engine.api import Event, FromChannel, FromTicket, Geometry, PassError, PassRequest, Row, Sight
 from pie_xla.engine.programs import NoProgram
 from pie_xla.engine.records import (
     Channel,
     DropSet,
     Effect,
+    Evict,
     Fork,
     HostPut,
     HostTake,
     Lane,
     Pass,
     PassRow,
+    PendingLength,
     Pipeline,
+    Shorten,
     Status,
-    Truncate,
     WorkingSet,
 )
+from pie_xla.engine.sights import bad_sight
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
 
@@ -43,11 +47,11 @@ TOKEN_TYPES = (DType.I32, DType.U32)
 class Client:
     """One process's account with the engine; made by `Engine.client`. `close()` gives everything back."""
 
-    def __init__(self, engine: Engine, id: int, name: str, on_event: Event) -> None:
+    def __init__(self, engine: Engine, id: int, name: str, on_event: Event, tenant: str = "") -> None:
         self._engine = engine
         self._quota = engine.options.quota
         self.id = id
-        self.name = name
+        self.name, self.tenant = name, tenant
         self.on_event = on_event
         self._handles = itertools.count(1)
         self._sets: dict[int, WorkingSet] = {}
@@ -63,7 +67,7 @@ class Client:
     def new_set(self) -> int:
         """A new, empty working set."""
         self._room("working sets", len(self._sets), self._quota.sets)
-        made = WorkingSet(next(self._handles), self.id, self._engine.new_state())
+        made = WorkingSet(next(self._handles), self.id, self._engine.new_state(), tenant=self.tenant)
         self._sets[made.id] = made
         return made.id
 
@@ -71,21 +75,115 @@ class Client:
         """A set with the same content as `ws` after all calls so far; nothing is copied."""
         self._room("working sets", len(self._sets), self._quota.sets)
         parent = self._set(ws)
-        child = WorkingSet(next(self._handles), self.id, self._engine.new_state(), submitted=parent.submitted)
+        child = self._forked(parent, self.id)
         self._sets[child.id] = child
-        self._post(Fork(parent, child, lanes=(parent.lane, child.lane)))
         return child.id
 
-    def truncate_set(self, ws: int, n: int) -> None:
-        """Shorten a set to its first `n` tokens."""
+    def truncate_set(self, ws: int, n: int | FromTicket) -> None:
+        """Shorten a set to its first `n` tokens. A value on the device (i32 or u32 scalar) beyond the length changes nothing."""
         target = self._set(ws)
+        if isinstance(n, FromTicket):
+            self._no_recurrent("truncate by a value on the device")
+            self._shorten_by(target, n, after=False, most=target.submitted, commit=False)
+            return
         if not 0 <= n <= target.submitted:
             raise PieError(f"truncate({n}): the set has {target.submitted} tokens", "give a length from 0 to len(ws)")
+        self._known(target, n, f"truncate({n})")
         reason = self._engine.cannot_truncate(target, n)
         if reason is not None:
             raise PieError(reason)
-        target.submitted = n
-        self._post(Truncate(target, n, lanes=(target.lane,)))
+        target.shorten(n)
+        self._post(Shorten(target, n, lanes=(target.lane,)))
+
+    def commit_set(self, ws: int, n: int | FromTicket) -> None:
+        """Keep the first `n` of the buffered tokens, which are final then, and drop the others. A value on the device is clipped."""
+        target = self._set(ws)
+        most = target.buffered
+        if isinstance(n, FromTicket):
+            self._no_recurrent("commit by a value on the device")
+            self._shorten_by(target, n, after=True, most=most, commit=True)
+            target.buffered = 0
+            return
+        if not 0 <= n <= most:
+            raise PieError(f"commit({n}): {most} tokens are buffered", f"give a number from 0 to {most}")
+        if n not in (0, most):
+            self._no_recurrent(f"commit({n}) of {most} buffered tokens", "0 or all of them, or fork the set before")
+        if target.submitted == target.certain:
+            length = target.submitted - most + n
+            target.shorten(length)
+            target.buffered = 0
+            self._post(Shorten(target, length, commit=True, lanes=(target.lane,)))
+        else:
+            pending = PendingLength(most - n)
+            target.expect(pending)
+            target.buffered = 0
+            self._post(Shorten(target, n, True, most, True, pending=pending, lanes=(target.lane,)))
+
+    def _shorten_by(self, target: WorkingSet, n: FromTicket, *, after: bool, most: int, commit: bool) -> None:
+        source = self._tickets.get(n.ticket)
+        if source is None:
+            raise PieError(f"the length is an output of pass {n.ticket}, which is unknown or was dropped")
+        kinds = source.entry.program.results
+        if not 0 <= n.index < len(kinds) or kinds[n.index].shape or kinds[n.index].dtype not in TOKEN_TYPES:
+            raise PieError("a length on the device is an i32 or u32 scalar")
+        if source.status is Status.FAILED and source.error is not None:
+            raise source.error
+        pending = PendingLength(most)
+        target.expect(pending)
+        self._post(Shorten(target, 0, after, most, commit, source, n.index, pending=pending, lanes=(target.lane,)))
+
+    def evict_set(self, ws: int, spans: Sequence[tuple[int, int]]) -> None:
+        """Kill the cells at the positions in half-open spans; a page whose cells are all dead goes back. Positions stay as they are."""
+        target = self._set(ws)
+        self._no_recurrent("evict")
+        for begin, end in spans:
+            if not 0 <= begin <= end <= target.submitted:
+                raise PieError(f"evict of {begin}..{end}: the set has positions 0 to {target.submitted}")
+            self._known(target, end, f"evict of {begin}..{end}")
+        reason = self._engine.cannot_evict(spans)
+        if reason is not None:
+            raise PieError(reason)
+        self._post(Evict(target, tuple(spans), lanes=(target.lane,)))
+
+    def _known(self, target: WorkingSet, n: int, what: str) -> None:
+        if n > target.certain and target.certain != target.submitted:
+            raise PieError(
+                f"{what}: the set's length is a value on the device, between {target.certain} and {target.submitted}",
+                "await the output that decides it first",
+            )
+
+    def _no_recurrent(self, what: str, instead: str = "fork the set before the tokens you may take back") -> None:
+        if self._engine.recurrent:
+            raise PieError(f"{what} is not possible: a recurrent state cannot be undone", instead)
+
+    def publish_set(self, ws: int, name: str) -> None:
+        """Keep a fork of the set, after all calls so far, under a name for every client of this tenant."""
+        parent = self._set(ws)
+        if parent.buffered:
+            raise PieError(f"publish: {parent.buffered} tokens of the set are buffered", "commit them first")
+        made = self._forked(parent, 0)
+        self._engine.named.publish(self.tenant, name, made)
+
+    def open_set(self, name: str) -> int | None:
+        """A fork of what was published under a name, or None."""
+        found = self._engine.named.open(self.tenant, name)
+        if found is None:
+            return None
+        self._room("working sets", len(self._sets), self._quota.sets)
+        child = self._forked(found, self.id)
+        self._sets[child.id] = child
+        return child.id
+
+    def withdraw_set(self, name: str) -> bool:
+        """Forget what was published under a name; False when there is nothing."""
+        return self._engine.named.withdraw(self.tenant, name)
+
+    def _forked(self, parent: WorkingSet, owner: int) -> WorkingSet:
+        child = WorkingSet(next(self._handles), owner, self._engine.new_state(), tenant=self.tenant)
+        with parent.guard:
+            child.counted, child.buffered, child.pending = parent.counted, parent.buffered, list(parent.pending)
+        self._post(Fork(parent, child, lanes=(parent.lane, child.lane)))
+        return child
 
     def set_length(self, ws: int) -> int:
         """Tokens in the set after all calls so far: the next token's position."""
@@ -222,7 +320,7 @@ class Client:
         if not item.read_only:
             for row in rows:
                 if row.set is not None:
-                    row.set.submitted += row.total
+                    row.set.grow(row.total, tentative=request.geometry is Geometry.BUFFER)
         self._post(item)
         return ticket
 
@@ -265,10 +363,24 @@ class Client:
                 )
             length = (target.submitted if target is not None else 0) + total
             self._engine.check_length(i, length)
-            rows.append(PassRow(target, tokens, total, last, before=length - total))
+            if target is not None and target.buffered and request.geometry is Geometry.FOLD:
+                raise PieError(
+                    f"row {i} appends final tokens to a set with {target.buffered} buffered ones",
+                    "commit(n) says how many of them stay",
+                )
+            if row.sight is not None:
+                self._check_sight(i, row.sight, target, total)
+            rows.append(PassRow(target, tokens, total, last, row.sight, before=0 if target is None else target.counted))
         readouts = len(rows) if request.readout is None else sum(map(len, request.readout))
         self._engine.check_launch(len(rows), max(row.last for row in rows), readouts)
         return rows, tuple(producers), tuple(embedded)
+
+    def _check_sight(self, i: int, sight: Sight, target: WorkingSet | None, total: int) -> None:
+        if target is None or not self._engine.views:
+            raise PieError(f"row {i} has a mask, but this model's attention takes none on this backend")
+        reason = bad_sight(sight, target.submitted, target.certain, total, windowed=self._engine.windowed)
+        if reason is not None:
+            raise PieError(f"row {i}: {reason}")
 
     def _tokens(self, index: int, row: Row) -> tuple[np.ndarray | None, int, Pass | None, Channel | None]:
         match row.tokens:

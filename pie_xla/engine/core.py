@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pie_xla.engine.api import EngineOptions, FromChannel, FromTicket, PassError
+from pie_xla.engine.api import EngineOptions, FromChannel, FromTicket, Geometry, PassError
 from pie_xla.engine.buckets import Buckets
 from pie_xla.engine.launcher import Flight, Launcher, ProgramInput, RowInput
 from pie_xla.engine.packing import value_of
@@ -22,18 +22,22 @@ from pie_xla.engine.records import (
     Channel,
     DropSet,
     Effect,
+    Evict,
     Fork,
     HostPut,
     HostTake,
     Lane,
+    Learner,
     Pass,
     PassRow,
+    Shorten,
     Status,
-    Truncate,
     WorkingSet,
 )
 from pie_xla.engine.scheduler import Item, Launch, PassView, RowView, View, schedule
-from pie_xla.engine.state import StateLedger
+from pie_xla.engine.sharing import NamedPrefixes, SharedPrefixes
+from pie_xla.engine.sights import sight_fields
+from pie_xla.engine.state import DeviceLength, StateLedger
 from pie_xla.engine.words import WordFile
 
 Deliver = Callable[[int, int, Any], None]  # client, ticket, values or PassError
@@ -57,6 +61,7 @@ class Core:
         fuse: asks for a fused step of a program and bucket.
         lose: marks every set, channel and output that had content as lost, with the cause.
         others_hold: whether clients other than the given one hold state memory.
+        named: the published prefixes, which go when memory is needed.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Core:
         fuse: Callable[[Any, Any], None],
         lose: Callable[[str], None],
         others_hold: Callable[[int], bool],
+        named: NamedPrefixes,
     ) -> None:
         self._launcher = launcher
         self._ledger = ledger
@@ -82,6 +88,8 @@ class Core:
         self._fuse = fuse
         self._lose = lose
         self._others_hold = others_hold
+        self._named = named
+        self._prefixes = SharedPrefixes(ledger, options.prefix_cache and not options.strict)
         self._lanes: dict[int, Lane] = {}  # lanes with something in them
         self._loose: dict[int, Pass] = {}  # passes that touch no set and no channel, by order
         self._orders = itertools.count(1)
@@ -100,6 +108,8 @@ class Core:
     def add(self, effect: Effect) -> None:
         """Take an effect in the order of its call."""
         effect.order = order = next(self._orders)
+        if isinstance(effect, Shorten) and effect.source is not None:
+            effect.source.pins += 1
         if isinstance(effect, Pass):
             if effect.client not in self._served:  # a newcomer does not overtake those who have waited
                 self._served[effect.client] = min(self._served.values(), default=0)
@@ -165,9 +175,17 @@ class Core:
                     for order in parent.sources:
                         self._running[order].heirs.append(child)
                 return True
-            case Truncate(target, cells):
-                if target.broken is None and not target.dropped:
-                    self._ledger.truncate(target.state, min(cells, target.state.cells))
+            case Shorten(target):
+                done = target.broken is not None or target.dropped or self._shorten(effect)
+                if done:
+                    self._let_go(effect)
+                return done
+            case Evict(target, spans):
+                if target.broken is not None or target.dropped:
+                    return True
+                if target.state.unknown is not None:  # until the host knows which cells there are
+                    return False
+                self._ledger.evict(target.state, spans)
                 return True
             case DropSet(target):
                 self.drop_set(target)
@@ -178,6 +196,71 @@ class Core:
                 return self._host_take(effect)
             case _:
                 raise TypeError(f"unknown effect {effect!r}")
+
+    def _shorten(self, effect: Shorten) -> bool:
+        """Cut a set; False while the pass that says how much has not been launched."""
+        state, source = effect.set.state, effect.source
+        n: int | None = effect.n
+        if source is not None:
+            if source.status is Status.QUEUED:
+                return False
+            if source.status is Status.FAILED:
+                self._shorten_by_failed(effect, source)
+                return True
+            n = source.counts[effect.index] if source.status is Status.DONE else None
+        if n is None:
+            assert source is not None
+            return self._shorten_on_device(effect, source)
+        if effect.after:
+            less = effect.most - min(max(n, 0), effect.most)
+            self._ledger.drop_last(state, less)
+            effect.pending.settle(less)
+        elif source is not None and state.unknown is not None:
+            return False  # the host will soon know which is shorter
+        else:
+            if effect.commit and n < state.length:
+                self._ledger.release_anchor(state, restore=True)
+            less = max(0, state.length - max(n, 0))
+            self._ledger.truncate(state, max(n, 0))
+            effect.pending.settle(less)
+        if effect.commit:
+            self._ledger.release_anchor(state, restore=False)
+        return True
+
+    def _shorten_by_failed(self, effect: Shorten, source: Pass) -> None:
+        """The pass that was to say how many has failed. Its own sets are as before it; others have no length."""
+        effect.pending.settle(0)
+        if all(row.set is not effect.set for row in source.rows):
+            effect.set.broken = source.error.cause if source.error else "the pass that decides its length failed"
+
+    def _shorten_on_device(self, effect: Shorten, source: Pass) -> bool:
+        """The length becomes a value on the device, until the pass that says it lands. False: no word is free for it now."""
+        target = effect.set
+        state, base = target.state, target.state.unknown
+        word = self._words.allocate(1)
+        if word is None:
+            return False
+        cells = state.cells - effect.most if effect.after else state.cells
+        least = state.least - effect.most if effect.after else 0
+        since = cells if base is None else cells - base.most
+        at = source.offsets[effect.index]
+        change = (word, since, -1 if base is None else base.word, 0, at, effect.most, int(effect.after), state.moved)
+        self._launcher.settle_length(change)
+        length = DeviceLength(word, least, state.cells)
+        self._ledger.shorten(state, length)
+        source.learners.append(
+            Learner(length, effect.pending, effect.index, base, since, effect.after, effect.most, state.moved)
+        )
+        target.sources.add(source.order)
+        source.heirs.append(target)
+        return True
+
+    def _let_go(self, effect: Effect) -> None:
+        """An effect that has happened, or never will, reads no result any more."""
+        if isinstance(effect, Shorten) and effect.source is not None:
+            source, effect.source = effect.source, None
+            source.pins -= 1
+            self._maybe_free(source)
 
     def _host_put(self, effect: HostPut) -> bool:
         channel = effect.channel
@@ -243,6 +326,8 @@ class Core:
     def _inputs_ready(self, item: Pass) -> bool:
         if not item.entry.ready:
             return False
+        if any(row.needs_places and row.set is not None and row.set.state.unknown is not None for row in item.rows):
+            return False  # a mask speaks of cells that the host must know
         for producer in item.producers:
             if producer is not None and producer.status is Status.QUEUED:
                 return False
@@ -258,19 +343,23 @@ class Core:
         views = []
         for effect in self._heads():
             if isinstance(effect, Pass) and self._inputs_ready(effect):
+                if not self._prefixes.ready(effect):
+                    continue
                 ready[effect.order] = effect
                 rows = tuple(self._row_view(row) for row in effect.rows)
-                views.append(PassView(effect.order, effect.order, self._served[effect.client], rows, effect.readouts))
-        free = {name: pool.free for name, pool in self._ledger.paged.items()}
+                masked = any(row.masked for row in effect.rows)
+                served = self._served[effect.client]
+                views.append(PassView(effect.order, effect.order, served, rows, effect.readouts, masked))
+        free = {name: pool.available for name, pool in self._ledger.paged.items()}
         if self._ledger.slots is not None:
-            free["slots"] = self._ledger.slots.free
+            free["slots"] = self._ledger.slots.available
         return View(tuple(views), self._programs.ready_steps, free, self._ledger.page_size), ready
 
     def _row_view(self, row: PassRow) -> RowView:
         if row.set is None:
             return RowView(row.total - row.done, row.last, 0, {}, {})
         state, size = row.set.state, self._ledger.page_size
-        first = state.cells // size
+        first = state.least // size
         held = {name: len(table) for name, table in state.pages.items()}
         shared = {
             name: sum(1 for unit in table[first:] if unit and self._ledger.paged[name].shared(unit))
@@ -328,6 +417,8 @@ class Core:
         youngest = ready[max(starved)]
         since = self._starved.setdefault(youngest.order, now)
         if self._others_hold(youngest.client) and now - since < self._options.memory_seconds:
+            return
+        if self._named.make_room():
             return
         free = ", ".join(f"{name}: {f} of {t} free" for name, (f, _, t) in self._ledger.balance().items())
         self.fail(youngest, f"no memory for this pass's state and nobody is about to return any ({free})")
@@ -422,21 +513,35 @@ class Core:
         readout = self._readout(item, step.row, row, step)
         if row.set is None:
             return RowInput(tokens, source, step.count, row.done - step.count, {}, (0, 0), readout)
-        target = row.set
+        target, state = row.set, row.set.state
         item.depends |= target.sources
-        start = target.state.cells
-        if row.start is None:
-            row.start = start
-        copies = self._ledger.append(target.state, step.count)
+        row.begin()
+        start, unknown, length = state.cells, state.unknown, state.length
+        if tokens is not None and row.sight is None and len(state.tokens) == length:
+            state.tokens.extend(tokens.tolist())
+        copies = self._ledger.append(state, step.count)
         if copies:
             self._launcher.copy_pages(copies)
-        before, after = self._ledger.next_slot(target.state)
+        before, after = self._ledger.next_slot(state)
+        if item.request.geometry is Geometry.BUFFER:
+            row.anchored = self._ledger.anchor(state, start, before) or row.anchored
         if row.replaced is None:
             row.replaced = before
         else:
             self._ledger.give_slot(before)  # between two chunks: nobody goes back there
-        pages = {name: tuple(table) for name, table in target.state.pages.items()}
-        return RowInput(tokens, source, step.count, start, pages, (before, after), readout)
+        return RowInput(
+            tokens,
+            source,
+            step.count,
+            start if unknown is None else start - unknown.most,
+            {name: tuple(table) for name, table in state.pages.items()},
+            (before, after),
+            readout,
+            start_word=-1 if unknown is None else unknown.word,
+            moved=state.moved,
+            bases=tuple(state.bases),  # a pass that only reads is undone before it is packed
+            **sight_fields(row, state, self._ledger.page_size, step.count),
+        )
 
     @staticmethod
     def _readout(item: Pass, index: int, row: PassRow, step: Item) -> tuple[int, ...]:
@@ -523,8 +628,6 @@ class Core:
                 continue
             self._ledger.give_slot(row.replaced or 0)
             row.replaced = None
-            if not row.set.dropped:
-                self._ledger.slide(row.set.state, min(row.start + row.total, row.set.state.cells))
         for heir in item.heirs:
             heir.sources.discard(item.order)
         results, at = [], 0
@@ -532,11 +635,47 @@ class Core:
             assert words is not None
             results.append(value_of(words[at : at + kind.size], kind))
             at += kind.size
+        item.counts = tuple([int(r) if r.ndim == 0 and r.dtype.kind in "iu" else None for r in results])
+        for learner in item.learners:
+            self._learn(learner, item.counts[learner.index])
+        item.learners.clear()
+        for row in item.rows:
+            if row.set is None or row.start is None or row.set.dropped:
+                continue
+            certain = self._certain(row.set, row.start + row.total)
+            if not item.read_only and row.sight is None:
+                self._prefixes.file(row.set.tenant, row.set.state, certain)
+            self._ledger.slide(row.set.state, min(certain, row.set.state.least + row.set.state.moved))
         self._maybe_free(item)
         pause = min(self._options.gather_seconds, 0.15 * self.step_seconds)
         if pause > 0 and not item.pipeline.closed:
             self._expected[item.client] = now + pause
         self._deliver(item.client, item.ticket, tuple(results))
+
+    def _certain(self, target: WorkingSet, length: int) -> int:
+        """Up to where, of `length` tokens, nothing in flight writes any more."""
+        flying = [
+            row.start
+            for order in target.sources
+            if order in self._running
+            for row in self._running[order].rows
+            if row.set is target and row.start is not None
+        ]
+        return min([length, *flying])
+
+    def _learn(self, learner: Learner, value: int | None) -> None:
+        assert value is not None
+        base = learner.base
+        if base is not None and base.exact is None:  # its own pass lands later
+            base.waiting.append(lambda: self._learn(learner, value))
+            return
+        learner.learn(value)
+        learner.pending.settle(learner.length.most - (learner.length.exact or 0))
+        self._ledger.resolve(learner.length)
+        self._words.release(learner.length.word, 1)
+        waiting, learner.length.waiting = learner.length.waiting, []
+        for call in waiting:
+            call()
 
     def land_peek(self, peek: Peek, words: np.ndarray) -> None:
         if peek.channel.poison is not None:
@@ -569,6 +708,10 @@ class Core:
                         behind = any(since.get(id(row.set), effect.order) < effect.order for row in effect.rows)
                         if behind or effect.depends & failed.keys():
                             failed[effect.order] = effect
+                    case Shorten(target) if effect.after and since.get(id(target), effect.order) < effect.order:
+                        effect.dead = True  # of what it would have kept some, nothing is left
+                        effect.pending.settle(0)
+                        self._let_go(effect)
                     case Fork(parent, child) if since.get(id(parent), effect.order) < effect.order:
                         broken.append(child)
         for order in sorted(failed, reverse=True):
@@ -596,7 +739,7 @@ class Core:
             if row.set is None:
                 continue
             if not item.read_only:
-                row.set.submitted = min(row.set.submitted, row.before)
+                row.set.undo(row.before, row.total if item.request.geometry is Geometry.BUFFER else 0)
             if row.start is not None:
                 self._undo_row(row)
         for channel, producer in reversed(item.taken):
@@ -609,6 +752,10 @@ class Core:
             if source is not None:
                 source.pins -= 1
                 self._maybe_free(source)
+        for learner in item.learners:
+            learner.pending.settle(0)
+            self._words.release(learner.length.word, 1)
+        item.learners.clear()
         self._maybe_free(item)
 
     def _undo_row(self, row: PassRow) -> None:
@@ -619,13 +766,17 @@ class Core:
         if target.dropped:
             self._ledger.give_slot(row.replaced or 0)
         else:
-            emptied = target.state.cells < row.start  # truncated to nothing since
+            state = target.state
+            emptied = state.length < row.start  # truncated to nothing since
+            if row.anchored:
+                self._ledger.release_anchor(state, restore=False)
             if row.replaced is not None:
-                self._ledger.give_slot(target.state.slot)
-                target.state.slot = row.replaced
-            self._ledger.truncate(
-                target.state, 0 if emptied and self._ledger.slots else min(row.start, target.state.cells)
-            )
+                self._ledger.give_slot(state.slot)
+                state.slot = row.replaced
+            if emptied and self._ledger.slots:
+                self._ledger.truncate(state, 0)
+            elif not emptied:
+                self._ledger.rewind(state, row.start, row.unknown)
         row.replaced = None
 
     def cancel(self, items: list[Pass], cause: str) -> None:
@@ -633,6 +784,11 @@ class Core:
         for item in sorted(items, key=lambda p: p.order):
             if item.status in (Status.QUEUED, Status.RUNNING):
                 self.fail(item, cause)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that were not computed again, since their pages were there."""
+        return self._prefixes.tree.hits
 
     def running_of(self, client: int) -> list[Pass]:
         return [item for item in self._running.values() if item.client == client]
@@ -645,6 +801,12 @@ class Core:
         for effect in self._queue():
             if effect.client_id == client:
                 effect.dead = True
+                self._let_go(effect)
+                match effect:
+                    case DropSet(target):
+                        self.drop_set(target)
+                    case Fork(_, child) if child.client != client:  # it was to be published
+                        child.broken = "the process that published it ended before"
 
     def expect_nobody(self) -> None:
         """Every program waits for something else: no launch gains from waiting for company."""
@@ -678,6 +840,7 @@ class Core:
             if item.status is Status.RUNNING:
                 self.fail(item, cause)
         self._launcher.rebuild()
+        self._prefixes.clear()
         self._lose(cause)
 
     def release(self, item: Pass) -> None:

@@ -25,7 +25,8 @@ from pie_xla.engine.launcher import Flight, Launcher
 from pie_xla.engine.memory import plan_state
 from pie_xla.engine.packing import struct
 from pie_xla.engine.programs import ProgramEntry, ProgramTable
-from pie_xla.engine.records import Channel, Pass, Pipeline, WorkingSet
+from pie_xla.engine.records import Channel, Pass, Pipeline, WorkingSet, drop_of
+from pie_xla.engine.sharing import NamedPrefixes
 from pie_xla.engine.state import SetState, StateLedger
 from pie_xla.engine.steps import StepShapes
 from pie_xla.engine.words import WordFile
@@ -76,6 +77,12 @@ class Engine:
         self._words = WordFile(options.word_count)
         self._launcher = Launcher(self._shapes, self._table, self._programs, structs[1], options.word_count)
         self._fusion = FusionService(model.recipe, self._store, self.plan.units, options, self.max_context, self._fused)
+        self.recurrent = self._ledger.slots is not None
+        self.windowed = bool(self._ledger.windows)
+        self.views = self._shapes.views
+        self.named = NamedPrefixes(
+            options.published, lambda made: self._post_quietly(lambda door: door.core.add(drop_of(made)))
+        )
         self._core = Core(
             self._launcher,
             self._ledger,
@@ -87,6 +94,7 @@ class Engine:
             fuse=self._fusion.request,
             lose=self._lose,
             others_hold=lambda client: any(c.holds_state for c in list(self._clients.values()) if c.id != client),
+            named=self.named,
         )
         self._clients: dict[int, Client] = {}
         self._ids = itertools.count(1)
@@ -153,9 +161,10 @@ class Engine:
         self._programs.close()
         self._fusion.close()
 
-    def client(self, name: str, on_event: Event) -> Client:
-        """A new account. `on_event(ticket, values | PassError)` is called on an engine thread and must not block."""
-        made = Client(self, next(self._ids), name, on_event)
+    def client(self, name: str, on_event: Event, tenant: str = "") -> Client:
+        """A new account. `on_event(ticket, values | PassError)` is called on an engine thread and must not block. Prefixes are shared
+        within a tenant."""
+        made = Client(self, next(self._ids), name, on_event, tenant)
         self._clients[made.id] = made
         return made
 
@@ -168,6 +177,10 @@ class Engine:
         self._inbox.append(call)
         self._wake()
 
+    def _post_quietly(self, call: Callable[[_Door], None]) -> None:
+        if self._failure is None:
+            self.post(call)
+
     def nobody_is_coming(self) -> None:
         """Programs have all blocked again; an idle device need not wait for more of them. From any thread."""
         if self._core.expecting and self._failure is None:
@@ -177,17 +190,22 @@ class Engine:
         return self._ledger.new()
 
     def cannot_truncate(self, target: WorkingSet, n: int) -> str | None:
-        if self._ledger.slots is not None and n not in (0, target.submitted):
+        if self.recurrent and n not in (0, target.submitted):
             return "a recurrent state cannot be undone: fork the set before the tokens you may take back"
-        for name, pool in self._ledger.paged.items():
-            window = pool.group.window
-            if window is None or n in (0, target.submitted):
+        for name, window in self._ledger.windows.items():
+            if n in (0, target.submitted):
                 continue
             # what will have been let go once all calls so far have run
             last = self._ledger.window_start(target.submitted, window) * self.facts.page_size
-            floor = max(target.state.floor[name], last)
+            floor = max(self._ledger.floor(target.state, name), last)
             if n - window < floor:
                 return f"truncate({n}) needs positions before {floor}, which the sliding window of group '{name}' has let go"
+        return None
+
+    def cannot_evict(self, spans: Sequence[tuple[int, int]]) -> str | None:
+        size = self.facts.page_size
+        if not self.views and (self.windowed or any(begin % size or end % size for begin, end in spans)):
+            return f"on this backend evict takes whole pages of {size} positions, of models without window layers"
         return None
 
     def check_launch(self, rows: int, tokens: int, readouts: int) -> None:
@@ -231,6 +249,8 @@ class Engine:
         return {
             **dict(self._core.counters),
             "memory": self._ledger.balance(),
+            "cached": self._ledger.cached(),
+            "prefix tokens": self._core.prefix_tokens,
             "words used": self._words.used,
             "clients": len(self._clients),
             "compiled": dict(self._table.compiled),
@@ -268,6 +288,7 @@ class Engine:
     def _lose(self, cause: str) -> None:
         for client in list(self._clients.values()):
             client.lose(cause)
+        self.named.lose(cause)
 
     def _fused(self, entry: ProgramEntry, bucket: Bucket, ok: bool) -> None:
         """A compile process has finished (on its watcher's thread): take its executable over."""

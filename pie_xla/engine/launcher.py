@@ -16,6 +16,7 @@ from pie_xla.engine.executables import ExecutableTable, Key
 from pie_xla.engine.packing import words_of
 from pie_xla.engine.programs import ProgramEntry, ProgramTable
 from pie_xla.engine.records import Pass
+from pie_xla.engine.sights import NO_WINDOW
 from pie_xla.engine.state import Copy, StateLedger
 from pie_xla.engine.steps import StepShapes, power_of_two
 
@@ -27,7 +28,12 @@ class RowInput:
     Attributes:
         tokens: host tokens of this launch, or None.
         source: word offset of the first token when they are on the device, or -1.
-        start: cells in the set before.
+        start: cells in the set before; `start_word`: the word that holds the number to add to it, or -1.
+        moved: position of the next token - its cell.
+        places: position of each token after the set's length; None: one after the other.
+        bases, live: per page of the set, the position of its first cell, and its cells that may be seen as bits.
+        window, sinks: positions seen: the last `window`, and those below `sinks`.
+        mask: i32[count, words], a bit per token and cell, or None.
         slots: recurrent slot read and written.
         readout: indices within this launch's tokens.
     """
@@ -39,6 +45,14 @@ class RowInput:
     pages: Mapping[str, Sequence[int]]
     slots: tuple[int, int]
     readout: tuple[int, ...]
+    start_word: int = -1
+    moved: int = 0
+    places: np.ndarray | None = None
+    bases: Sequence[int] = ()
+    live: Sequence[int] = ()
+    window: int = NO_WINDOW
+    sinks: int = 0
+    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,8 @@ class Launcher:
         layout = self._shapes.step_layout(bucket)
         block, f = layout.buffer()
         f["source"].fill(-1)
+        f["start_word"].fill(-1)
+        f["places"][:] = np.arange(bucket.tokens)
         readouts = 0
         for i, row in enumerate(rows):
             n = row.count
@@ -128,6 +144,15 @@ class Launcher:
             else:
                 f["source"][i, :n] = np.arange(row.source, row.source + n)
             f["starts"][i] = row.start
+            f["start_word"][i] = row.start_word
+            f["moved"][i] = row.moved
+            if row.places is not None:
+                f["places"][i, :n] = row.places
+            if self._shapes.views:
+                self._fill_view(f, i, row)
+            if bucket.masked:
+                width = f["mask"].shape[2] if row.mask is None else row.mask.shape[1]
+                f["mask"][i, :n, :width] = -1 if row.mask is None else row.mask
             f["counts"][i] = n
             f["slots_in"][i], f["slots_out"][i] = row.slots
             for name, table in row.pages.items():
@@ -147,6 +172,14 @@ class Launcher:
             for group in self._launch_program(entry, members, bucket, outputs)
         ]
         return Flight(bucket, inputs, faults, groups, False)
+
+    def _fill_view(self, f: dict[str, np.ndarray], i: int, row: RowInput) -> None:
+        pages = len(row.bases)
+        f["bases"][i, :pages] = row.bases
+        live = np.asarray(row.live, object if f["live"].shape[2] > 1 else np.int64)
+        for word in range(f["live"].shape[2]):
+            f["live"][i, :pages, word] = (live >> 32 * word & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        f["window"][i], f["sinks"][i] = row.window, row.sinks
 
     def _fusable(self, bucket: Bucket, inputs: list[ProgramInput]) -> ProgramEntry | None:
         """The program whose fused step may serve this launch: it is alone, and pass i is row i."""
@@ -249,6 +282,11 @@ class Launcher:
         at[: len(values)] = np.arange(offset, offset + len(values))
         self.words = self._small(Key("poke", "", str(n)), lambda: self._shapes.poke(n))(self.words, words, at)
 
+    def settle_length(self, change: Sequence[int]) -> None:
+        """See `StepShapes.settle_length`."""
+        run = self._small(Key("length", "", ""), self._shapes.settle_length)
+        self.words = run(self.words, np.array(change, np.int32))
+
     def peek(self, offset: int, count: int) -> Any:
         """u32[count] at `offset`, on its way to the host."""
         out = self._small(Key("peek", "", str(count)), lambda: self._shapes.peek(count))(self.words, np.int32(offset))
@@ -265,6 +303,7 @@ class Launcher:
             for n in (1, 2, 4):
                 moves.append((Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n)))
         moves.append((Key("poke", "", "8"), lambda: self._shapes.poke(8)))
+        moves.append((Key("length", "", ""), self._shapes.settle_length))
         moves.append((Key("peek", "", "1"), lambda: self._shapes.peek(1)))
         return moves
 

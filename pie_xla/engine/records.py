@@ -8,14 +8,15 @@ other's calls, only for cells.
 from __future__ import annotations
 
 import enum
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pie_xla.engine.api import PassError, PassRequest
-from pie_xla.engine.state import SetState
+from pie_xla.engine.api import PassError, PassRequest, Sight
+from pie_xla.engine.state import DeviceLength, SetState
 from pie_xla.eta.types import TensorType
 
 if TYPE_CHECKING:
@@ -55,21 +56,82 @@ class Effect:
             lane.popleft()
 
 
+MOST_PENDING = 64
+
+
+@dataclass(eq=False)
+class PendingLength:
+    """How many tokens a set loses, when a value on the device says so: at most `most`; `less` once the host knows."""
+
+    most: int = 0
+    less: int = 0
+    settled: bool = False
+
+    def settle(self, less: int) -> None:
+        self.less, self.settled = less, True
+
+
 @dataclass(eq=False)
 class WorkingSet:
     """A set's place in memory, its queue, and the passes in flight that its content comes from.
 
-    `submitted` counts the tokens of all calls so far, run or not; it is the next token's position.
+    Attributes:
+        counted: tokens of all calls so far, run or not, without what `pending` lengths will turn out to have cut.
+        buffered: of these, the tokens at the end that a commit may drop.
+        guard: callers' threads and the engine's change the counts.
     """
 
     id: int
     client: int
     state: SetState
-    submitted: int = 0
+    counted: int = 0
+    buffered: int = 0
+    pending: list[PendingLength] = field(default_factory=list)
+    tenant: str = ""
     lane: Lane = field(default_factory=deque)
     sources: set[int] = field(default_factory=set)
     broken: str | None = None
     dropped: bool = False
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def submitted(self) -> int:
+        """The next token's position, after all calls so far; the most it can be while a length is pending."""
+        return self.counted - sum(length.less for length in list(self.pending))
+
+    @property
+    def certain(self) -> int:
+        """The least that `submitted` can turn out to be."""
+        return self.counted - sum(length.less if length.settled else length.most for length in list(self.pending))
+
+    def grow(self, count: int, *, tentative: bool) -> None:
+        with self.guard:
+            self.counted += count
+            self.buffered += count if tentative else 0
+
+    def shorten(self, length: int) -> None:
+        """Exactly `length` tokens, of which fewer are tentative if any were cut."""
+        with self.guard:
+            cut = self.submitted - length
+            self.buffered = max(0, self.buffered - cut)
+            self.counted -= cut
+            self.pending = [pending for pending in self.pending if pending.settled]
+
+    def expect(self, pending: PendingLength) -> None:
+        """Some of the tokens at the end will go, and none is tentative any more."""
+        with self.guard:
+            while (
+                len(self.pending) > MOST_PENDING and self.pending[0].settled
+            ):  # long known: nothing in flight counts from it
+                self.counted -= self.pending.pop(0).less
+            self.pending = [*self.pending, pending]
+
+    def undo(self, before: int, tentative: int) -> None:
+        """A pass that had appended when `before` tokens were counted has failed."""
+        with self.guard:
+            if before < self.counted:
+                self.counted = before
+                self.buffered = max(0, self.buffered - tentative)
 
 
 @dataclass(eq=False)
@@ -153,20 +215,40 @@ class PassRow:
         tokens: host tokens, or None when they come from the device.
         total: number of tokens.
         last: tokens that must be in the final launch.
-        before: the set's length after all calls before this one.
+        sight: what its tokens see, if not all before them.
+        before: what its set counted before it.
         done: tokens already launched.
-        start: the set's length before the pass, once launched.
+        start: the set's length before the pass, once launched; `unknown`: what the device knew better then.
         replaced: the recurrent slot of the set before the pass, once launched; returned on commit.
+        anchored: whether the state before it is the one that a commit may go back to.
     """
 
     set: WorkingSet | None
     tokens: np.ndarray | None
     total: int
     last: int
+    sight: Sight | None = None
     before: int = 0
     done: int = 0
     start: int | None = None
+    unknown: DeviceLength | None = None
     replaced: int | None = None
+    anchored: bool = False
+
+    def begin(self) -> None:
+        """Remember what the set is before the pass changes it."""
+        if self.set is not None and self.start is None:
+            self.start, self.unknown = self.set.state.length, self.set.state.unknown
+
+    @property
+    def masked(self) -> bool:
+        """Whether it needs a mask bit per token and cell."""
+        return self.sight is not None and (self.sight.mask is not None or self.sight.tree is not None)
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether the host must know the set's exact cells to say what its tokens see."""
+        return self.masked or (self.sight is not None and self.sight.spans is not None)
 
 
 @dataclass(eq=False)
@@ -197,6 +279,8 @@ class Pass(Effect):
     released: bool = False
     lost: str | None = None  # why its results are no longer on the device
     error: PassError | None = None
+    learners: list[Learner] = field(default_factory=list)  # lengths that its results decide
+    counts: tuple[int | None, ...] = ()  # its scalar integer results, once landed
 
     @property
     def client_id(self) -> int:
@@ -224,9 +308,63 @@ class Fork(Effect):
 
 
 @dataclass(eq=False)
-class Truncate(Effect):
+class Learner:
+    """A device's length that the host will know when a result of a pass lands.
+
+    Attributes:
+        index: which result.
+        base, base_cells: the cells before are `base` and so many more.
+        after, most, moved: see `StepShapes.settle_length`.
+    """
+
+    length: DeviceLength
+    pending: PendingLength
+    index: int
+    base: DeviceLength | None
+    base_cells: int
+    after: bool
+    most: int
+    moved: int
+
+    def learn(self, value: int) -> None:
+        """What the device has computed, on the host (see `StepShapes.settle_length`)."""
+        base = self.base_cells + (0 if self.base is None else self.base.exact or 0)
+        self.length.exact = (
+            base + min(max(value, 0), self.most) if self.after else min(base, max(value - self.moved, 0))
+        )
+
+
+@dataclass(eq=False)
+class Shorten(Effect):
+    """Cut a set.
+
+    Attributes:
+        n: to its first n tokens; with `after`, n of its last `most` tokens stay. With a `source`, result `index` of that pass is n.
+        commit: whether what is left of the buffered tokens is final now.
+        pending: hears how many tokens go.
+    """
+
     set: WorkingSet
-    cells: int
+    n: int
+    after: bool = False
+    most: int = 0
+    commit: bool = False
+    source: Pass | None = None
+    index: int = 0
+    pending: PendingLength = field(default_factory=PendingLength)
+    lanes: tuple[Lane, ...] = ()
+
+    @property
+    def client_id(self) -> int:
+        return self.set.client
+
+
+@dataclass(eq=False)
+class Evict(Effect):
+    """Kill the cells at the positions in half-open spans."""
+
+    set: WorkingSet
+    spans: tuple[tuple[int, int], ...]
     lanes: tuple[Lane, ...] = ()
 
     @property
@@ -242,6 +380,11 @@ class DropSet(Effect):
     @property
     def client_id(self) -> int:
         return self.set.client
+
+
+def drop_of(target: WorkingSet) -> DropSet:
+    """The effect that gives a set back."""
+    return DropSet(target, lanes=(target.lane,))
 
 
 @dataclass(eq=False)

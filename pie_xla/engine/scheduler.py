@@ -8,7 +8,7 @@ the same plan on every host of a pod.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pie_xla.engine.buckets import Bucket, Buckets
 
@@ -40,6 +40,7 @@ class PassView:
         order: submission order over all clients.
         served: tokens this pass's client has been given so far; the least served goes first.
         readouts: readout positions over all rows.
+        masked: some row has a mask bit per token and cell.
     """
 
     id: int
@@ -47,6 +48,7 @@ class PassView:
     served: int
     rows: tuple[RowView, ...]
     readouts: int
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,13 @@ def _short_launch(
             chosen.append(item)
             rows += len(item.rows)
             readouts += item.readouts
-    # Without an executable for all of them, run as many as the largest compiled bucket holds.
+    # Without an executable for all of them, run as many as the largest compiled bucket holds; those with masks wait for theirs.
     while chosen:
-        bucket = _choose(view, buckets.fitting(rows, 1, readouts), wishes)
+        masked = any(p.masked for p in chosen)
+        bucket = _choose(view, buckets.fitting(rows, 1, readouts, masked), wishes)
         if bucket is not None:
             break
-        dropped = chosen.pop()
+        dropped = chosen.pop(max(i for i, p in enumerate(chosen) if p.masked == masked))
         rows -= len(dropped.rows)
         readouts -= dropped.readouts
     else:
@@ -168,7 +171,8 @@ def _short_launch(
     if not admitted:
         return None
     items = tuple(Item(p.id, i, 1, True) for p in admitted for i in range(len(p.rows)))
-    smaller = [b for b in buckets.fitting(len(items), 1, sum(p.readouts for p in admitted)) if b in view.ready]
+    masked = any(p.masked for p in admitted)
+    smaller = [b for b in buckets.fitting(len(items), 1, sum(p.readouts for p in admitted), masked) if b in view.ready]
     return Launch(smaller[0] if smaller else bucket, items)
 
 
@@ -177,7 +181,7 @@ def _long_launch(
 ) -> Launch | None:
     for head in queue:
         longest = max(row.remaining for row in head.rows)
-        fitting = buckets.fitting(len(head.rows), max(longest, 2), head.readouts)
+        fitting = buckets.fitting(len(head.rows), max(longest, 2), head.readouts, head.masked)
         if any(b in view.ready for b in fitting):
             return _final_launch(head, longest, queue, view, buckets, budget, wishes)
         wishes.extend(fitting[:1])
@@ -197,13 +201,14 @@ def _final_launch(
     wishes: list[Bucket],
 ) -> Launch | None:
     """The head whole, and with it others that fit beside it in a bucket of more rows."""
-    chosen, rows, readouts = [head], len(head.rows), head.readouts
-    bucket = _choose(view, buckets.fitting(rows, max(longest, 2), readouts), wishes)
+    chosen, rows, readouts, masked = [head], len(head.rows), head.readouts, head.masked
+    bucket = _choose(view, buckets.fitting(rows, max(longest, 2), readouts, masked), wishes)
     for other in queue:
         if other is head:
             continue
         most = max(longest, max(row.remaining for row in other.rows))
-        wider = buckets.fitting(rows + len(other.rows), max(most, 2), readouts + other.readouts)
+        either = masked or other.masked
+        wider = buckets.fitting(rows + len(other.rows), max(most, 2), readouts + other.readouts, either)
         # Worth it only while sharing a launch pads no more than the two launches would.
         alone = buckets.fitting(len(other.rows), max(2, max(row.remaining for row in other.rows)), other.readouts)
         if not wider or (bucket and alone and wider[0].area > 2 * (bucket.area + alone[0].area)):
@@ -211,7 +216,7 @@ def _final_launch(
         candidate = _choose(view, wider, wishes)
         if candidate is None:
             continue
-        bucket = candidate
+        bucket, masked = candidate, either
         chosen.append(other)
         rows, readouts, longest = rows + len(other.rows), readouts + other.readouts, most
     if bucket is None:
@@ -227,8 +232,8 @@ def _chunk_launch(head: PassView, view: View, buckets: Buckets, budget: _Memory,
     count = min(buckets.chunk, row.remaining - row.last)
     if count <= 0:
         return None
-    ready = [b for b in buckets.prefill if b.rows == 1 and b in view.ready]
-    bucket = _choose(view, buckets.fitting(1, max(count, 2), 1), wishes)
+    ready = [b for b in (replace(b, masked=head.masked) for b in buckets.prefill) if b.rows == 1 and b in view.ready]
+    bucket = _choose(view, buckets.fitting(1, max(count, 2), 1, head.masked), wishes)
     if bucket is None:
         if not ready:
             return None

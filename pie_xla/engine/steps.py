@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from pie_xla.engine.buckets import Bucket
 from pie_xla.engine.packing import Layout, from_words, struct, to_words
 from pie_xla.eta.types import Program, Read
-from poem.spec import Batch, StateKind
+from poem.spec import Batch, StateKind, View
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class StepShapes:
         self._words = struct((word_count,), jnp.uint32)
         self.table_width = -(-max_context // lowered.facts.page_size)
         self.units = dict(units)
+        self.views = bool(self._paged) and lowered.ops.views
+        self.mask_width = -(-self.table_width * lowered.facts.page_size // 32)
 
     # -- the model step ------------------------------------------------------------------------------------------
 
@@ -61,12 +63,21 @@ class StepShapes:
             "tokens": (b, q),
             "source": (b, q),  # word that holds the token, or -1 for a host token
             "starts": (b,),
+            "start_word": (b,),  # word that holds the cells before `starts` more were appended, or -1
+            "moved": (b,),  # position - cell of the next token
+            "places": (b, q),  # position of each token after the set's length
             "counts": (b,),
             "slots_in": (b,),
             "slots_out": (b,),
             "readout": (bucket.readouts,),
         }
         fields |= {f"pages.{name}": (b, self.table_width) for name in self._paged}
+        if self.views:
+            words = -(-self._facts.page_size // 32)
+            fields |= {"bases": (b, self.table_width), "live": (b, self.table_width, words)}
+            fields |= {"window": (b,), "sinks": (b,)}
+        if bucket.masked:
+            fields["mask"] = (b, q, self.mask_width)
         return Layout(fields)
 
     def _run_step(
@@ -79,10 +90,16 @@ class StepShapes:
         place = jnp.arange(bucket.tokens, dtype=jnp.int32)[None, :]  # [1, Q]
         real = place < f["counts"][:, None]
         bad = jnp.any(real & ((tokens < 0) | (tokens >= self._facts.vocab_size)), axis=1)
+        counted = jax.lax.bitcast_convert_type(words[jnp.maximum(f["start_word"], 0)], jnp.int32)
+        starts = f["starts"] + jnp.where(f["start_word"] >= 0, counted, 0)
+        view = None
+        if self.views:
+            view = View(f["bases"], f["live"], f["window"], f["sinks"], f["mask"] if bucket.masked else None)
         batch = Batch(
             tokens=jnp.clip(tokens, 0, self._facts.vocab_size - 1),
-            positions=jnp.where(real, f["starts"][:, None] + place, -1),
-            starts=f["starts"],
+            positions=jnp.where(real, (starts + f["moved"])[:, None] + f["places"], -1),
+            starts=starts,
+            view=view,
             counts=f["counts"],
             pages={name: f[f"pages.{name}"] for name in self._paged},
             slots_in=f["slots_in"],
@@ -220,6 +237,28 @@ class StepShapes:
 
         span = struct((count,), jnp.int32)
         return Compilable(fn, (self._words, span, span), (0,))
+
+    def settle_length(self) -> Compilable:
+        """(words, change i32[8]) -> words: the length of a set after it was shortened by a value on the device.
+
+        `change`: where the length goes; the cells counted before, and the word to add to them or -1; the value, or the word that
+        holds it or -1; the most of it that counts; 1 keeps so many of the cells after, 0 keeps so many of all cells; cells evicted.
+        """
+
+        def fn(words: jax.Array, change: jax.Array) -> jax.Array:
+            into, base, base_word, value, value_word, most, after, moved = change
+
+            def word(at: jax.Array) -> jax.Array:
+                return jax.lax.bitcast_convert_type(words[jnp.maximum(at, 0)], jnp.int32)
+
+            base = base + jnp.where(base_word >= 0, word(base_word), 0)
+            value = jnp.where(value_word >= 0, word(value_word), value)
+            kept = jnp.where(
+                after == 1, base + jnp.clip(value, 0, most), jnp.minimum(base, jnp.maximum(value - moved, 0))
+            )
+            return words.at[into].set(jax.lax.bitcast_convert_type(kept, jnp.uint32))
+
+        return Compilable(fn, (self._words, struct((8,), jnp.int32)), (0,))
 
     def peek(self, count: int) -> Compilable:
         """(words, at i32[]) -> u32[n]: a channel cell for the host."""

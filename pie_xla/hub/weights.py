@@ -60,6 +60,8 @@ class Plan:
 class Shapes:
     """Kernels for a lowering that is never run: pages hold nothing."""
 
+    views = False
+
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         return {}
 

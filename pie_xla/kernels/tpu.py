@@ -99,6 +99,10 @@ class TpuOps:
         head_dim = -(-kv.head_dim // LANES) * LANES
         return PaddingCost(heads, kv.kv_heads, kv.head_dim, heads // kv.kv_heads * kv_heads, kv_heads, head_dim)
 
+    @property
+    def views(self) -> bool:
+        return False  # the Pallas kernel attends causally to whole tables
+
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         """One page: [page, 2*K, d], head k's key at 2k and its value at 2k+1, padded."""
         cost = self.padding(kv, heads)

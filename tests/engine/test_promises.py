@@ -188,7 +188,7 @@ def test_out_of_memory_waits_for_those_who_will_finish_and_refuses_when_nobody_w
         ws = b.new_set()
         with pytest.raises(PieError, match="all state memory holds 48"):
             b.submit(b.new_pipeline(), PassRequest((Row(ws, tuple([1] * 49)),)))
-        refused = b.submit(b.new_pipeline(), PassRequest((Row(ws, tuple([1] * 30)),)))
+        refused = b.submit(b.new_pipeline(), PassRequest((Row(ws, tuple([2] * 30)),)))
         with pytest.raises(PassError, match=r"no memory.*full: \d+ of 12 free"):
             hears.wait(refused)
         waits = b.submit(b.new_pipeline(), PassRequest((Row(b.new_set(), tuple([1] * 30)),)))

@@ -115,7 +115,7 @@ def test_a_good_request_arrives_exactly() -> None:
         ({"rows": [{"set": 3, "tokens": [1], "channel": 2}]}, "one of tokens, ticket, channel"),
         ({"rows": [{"set": 3, "other": [1]}]}, "one of tokens, ticket, channel"),
         ({"rows": [GOOD["rows"][0], GOOD["rows"][0]]}, "readout needs one list per row"),
-        ({"geometry": "buffer"}, "geometry 'buffer'"),
+        ({"geometry": "sideways"}, "geometry 'sideways'"),
         ({"geometry": ["fold"]}, "geometry"),
         ({"readout": [[-1]]}, "entry 0 is -1"),
         ({"params": [0.5]}, "2 parameters, the submit gives 1"),

@@ -98,6 +98,12 @@ class _Host:
     def chat(self, request: str) -> list[int]:
         return []
 
+    def call(self, name: str, request: str) -> str:
+        return request
+
+    def start(self, name: str, request: str) -> int:
+        return 1
+
 
 def self_test(scheduler: FiberScheduler, world: World, component: Component) -> None:
     """Raises:
