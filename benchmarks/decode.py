@@ -87,8 +87,8 @@ def ours(streams: list[int], rounds: int, model: str | None) -> dict[str, Any]:
     with open_runtime(load(), model, serve=True, progress=PlainProgress(), timings=Timings()) as runtime:
         engine = runtime.engine
         for n in streams:
-            step, state, first = decode_loop(engine.model.lowered, n, PROMPT, TOKENS)
-            params = dict(engine.model.params)
+            step, state, first = decode_loop(engine.default.model.lowered, n, PROMPT, TOKENS)
+            params = dict(engine.default.model.params)
             for _ in range(3):  # its first call compiles, and its second does again, for state that a step has made
                 _, state = bare(step, params, state, first, 2)
             cells: dict[str, list[float]] = {"bare": [], "native": [], "sandboxed": []}
@@ -116,8 +116,8 @@ def ours(streams: list[int], rounds: int, model: str | None) -> dict[str, Any]:
             )
             del step, state, first
         report["peak MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        report["weights MiB"] = sum(a.nbytes for a in engine.model.params.values()) / 2**20
-        report["state MiB"] = engine.plan.bytes / 2**20
+        report["weights MiB"] = sum(a.nbytes for a in engine.default.model.params.values()) / 2**20
+        report["state MiB"] = engine.default.plan.bytes / 2**20
     return report
 
 

@@ -272,7 +272,7 @@ def _load_engine(
     with timings.span("executables"):
         engine = Engine(model, options, store=config.cache_dir / "executables", progress=progress)
         try:
-            progress.note(f"{model.name}: {engine.plan}")
+            progress.note(f"{model.name}: {engine.default.plan}")
             # A prompt, and then one stream of tokens; other sizes compile aside while these serve.
             engine.start(engine.warm_all()) if serve else engine.start(((1, 16),), soon=((1, 1),))
         except BaseException:
@@ -339,13 +339,13 @@ def _manager(
     from pie_xla.process.process import ProcessManager
     from pie_xla.process.wasm.limits import Limits
 
-    facts, limits = engine.facts, config.limits
+    facts, limits = engine.default.facts, config.limits
     return ProcessManager(
         engine,
         ModelFacts(
             name=entry.name,
             vocab_size=facts.vocab_size,
-            max_context=engine.max_context,
+            max_context=engine.default.max_context,
             page_size=facts.page_size,
             outputs={name: (shape, eta_dtype(dtype)) for name, (shape, dtype) in facts.outputs.items()},
             stop_tokens=language.tokenizer.stop_tokens,

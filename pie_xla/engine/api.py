@@ -90,6 +90,7 @@ class PassRequest:
         params: one array per `program.params`, with its dtype (bool as bool) and shape.
         channels: one channel handle per `program.channels`.
         line: the author's `file:line`, for errors.
+        model: its name; None is the engine's default. All sets of the pass are of this model.
     """
 
     rows: tuple[Row, ...]
@@ -99,6 +100,7 @@ class PassRequest:
     params: tuple[np.ndarray, ...] = ()
     channels: tuple[int, ...] = ()
     line: str | None = None
+    model: str | None = None
 
 
 Event = Callable[[int, "tuple[np.ndarray, ...] | PassError"], None]
@@ -120,7 +122,7 @@ class EngineOptions:
     """Sizes that decide executables and memory. Every padded size comes from here through `Buckets`.
 
     Attributes:
-        state_bytes: bytes for all state pools together; None sizes them from free memory.
+        state_bytes: bytes for the state pools of all models together; None sizes them from free memory.
         max_context: longest sequence served, in tokens; None is the model's own limit.
         decode_rows: row buckets of one-token launches.
         prefill: (rows, tokens per row) buckets of longer launches.
@@ -174,6 +176,7 @@ class LoadedModel:
         weights: gives dotted path -> array, exactly `lowered.params`. Executables are loaded while the weights still are.
         key: digest of everything that decides the step's executable (config, poem source, dtype, kernel, mesh); keys the executable store.
         recipe: lets a compile process build fused steps; None (a mesh, a model from elsewhere) leaves programs unfused.
+        state_bytes: bytes for its own state pools; None is its share of the engine's.
     """
 
     name: str
@@ -181,6 +184,7 @@ class LoadedModel:
     weights: Future[Any]
     key: str
     recipe: Recipe | None = None
+    state_bytes: int | None = None
 
     @property
     def params(self) -> Mapping[str, Any]:

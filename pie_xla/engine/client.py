@@ -38,6 +38,7 @@ from pie_xla.eta.types import DType, Program, TensorType
 
 if TYPE_CHECKING:
     from pie_xla.engine.engine import Engine
+    from pie_xla.engine.served import Served
 
 T = TypeVar("T")
 NO_PROGRAM: Program = NoProgram()
@@ -64,10 +65,11 @@ class Client:
 
     # -- working sets --------------------------------------------------------------------------------------------
 
-    def new_set(self) -> int:
-        """A new, empty working set."""
+    def new_set(self, model: str | None = None) -> int:
+        """A new, empty working set of a model (None: the default one)."""
         self._room("working sets", len(self._sets), self._quota.sets)
-        made = WorkingSet(next(self._handles), self.id, self._engine.new_state(), tenant=self.tenant)
+        served = self._engine.served(model)
+        made = WorkingSet(next(self._handles), self.id, served, served.ledger.new(), tenant=self.tenant)
         self._sets[made.id] = made
         return made.id
 
@@ -83,13 +85,13 @@ class Client:
         """Shorten a set to its first `n` tokens. A value on the device (i32 or u32 scalar) beyond the length changes nothing."""
         target = self._set(ws)
         if isinstance(n, FromTicket):
-            self._no_recurrent("truncate by a value on the device")
+            self._no_recurrent(target, "truncate by a value on the device")
             self._shorten_by(target, n, after=False, most=target.submitted, commit=False)
             return
         if not 0 <= n <= target.submitted:
             raise PieError(f"truncate({n}): the set has {target.submitted} tokens", "give a length from 0 to len(ws)")
         self._known(target, n, f"truncate({n})")
-        reason = self._engine.cannot_truncate(target, n)
+        reason = target.model.cannot_truncate(target, n)
         if reason is not None:
             raise PieError(reason)
         target.shorten(n)
@@ -100,14 +102,16 @@ class Client:
         target = self._set(ws)
         most = target.buffered
         if isinstance(n, FromTicket):
-            self._no_recurrent("commit by a value on the device")
+            self._no_recurrent(target, "commit by a value on the device")
             self._shorten_by(target, n, after=True, most=most, commit=True)
             target.buffered = 0
             return
         if not 0 <= n <= most:
             raise PieError(f"commit({n}): {most} tokens are buffered", f"give a number from 0 to {most}")
         if n not in (0, most):
-            self._no_recurrent(f"commit({n}) of {most} buffered tokens", "0 or all of them, or fork the set before")
+            self._no_recurrent(
+                target, f"commit({n}) of {most} buffered tokens", "0 or all of them, or fork the set before"
+            )
         if target.submitted == target.certain:
             length = target.submitted - most + n
             target.shorten(length)
@@ -135,12 +139,12 @@ class Client:
     def evict_set(self, ws: int, spans: Sequence[tuple[int, int]]) -> None:
         """Kill the cells at the positions in half-open spans; a page whose cells are all dead goes back. Positions stay as they are."""
         target = self._set(ws)
-        self._no_recurrent("evict")
+        self._no_recurrent(target, "evict")
         for begin, end in spans:
             if not 0 <= begin <= end <= target.submitted:
                 raise PieError(f"evict of {begin}..{end}: the set has positions 0 to {target.submitted}")
             self._known(target, end, f"evict of {begin}..{end}")
-        reason = self._engine.cannot_evict(spans)
+        reason = target.model.cannot_evict(spans)
         if reason is not None:
             raise PieError(reason)
         self._post(Evict(target, tuple(spans), lanes=(target.lane,)))
@@ -152,8 +156,11 @@ class Client:
                 "await the output that decides it first",
             )
 
-    def _no_recurrent(self, what: str, instead: str = "fork the set before the tokens you may take back") -> None:
-        if self._engine.recurrent:
+    @staticmethod
+    def _no_recurrent(
+        target: WorkingSet, what: str, instead: str = "fork the set before the tokens you may take back"
+    ) -> None:
+        if target.model.recurrent:
             raise PieError(f"{what} is not possible: a recurrent state cannot be undone", instead)
 
     def publish_set(self, ws: int, name: str) -> None:
@@ -164,9 +171,9 @@ class Client:
         made = self._forked(parent, 0)
         self._engine.named.publish(self.tenant, name, made)
 
-    def open_set(self, name: str) -> int | None:
-        """A fork of what was published under a name, or None."""
-        found = self._engine.named.open(self.tenant, name)
+    def open_set(self, name: str, model: str | None = None) -> int | None:
+        """A fork of what was published under a name by a set of the model, or None."""
+        found = self._engine.named.open(self.tenant, self._engine.served(model).name, name)
         if found is None:
             return None
         self._room("working sets", len(self._sets), self._quota.sets)
@@ -174,12 +181,13 @@ class Client:
         self._sets[child.id] = child
         return child.id
 
-    def withdraw_set(self, name: str) -> bool:
+    def withdraw_set(self, name: str, model: str | None = None) -> bool:
         """Forget what was published under a name; False when there is nothing."""
-        return self._engine.named.withdraw(self.tenant, name)
+        return self._engine.named.withdraw(self.tenant, self._engine.served(model).name, name)
 
     def _forked(self, parent: WorkingSet, owner: int) -> WorkingSet:
-        child = WorkingSet(next(self._handles), owner, self._engine.new_state(), tenant=self.tenant)
+        model = parent.model
+        child = WorkingSet(next(self._handles), owner, model, model.ledger.new(), tenant=self.tenant)
         with parent.guard:
             child.counted, child.buffered, child.pending = parent.counted, parent.buffered, list(parent.pending)
         self._post(Fork(parent, child, lanes=(parent.lane, child.lane)))
@@ -292,17 +300,19 @@ class Client:
             raise PieError("this pipeline is closed", "make a new Pipeline() for more passes")
         self._room("unfinished passes", len(lane.passes), self._quota.queued_passes)
         program = request.program or NO_PROGRAM
-        rows, producers, embedded = self._rows(request)
-        self._check_program(program, request)
+        model = self._engine.served(request.model)
+        rows, producers, embedded = self._rows(model, request)
+        self._check_program(model, program, request)
         channels = self._bind(program, request)
         words = sum(kind.size for kind in program.results)
         self._room("device words", self._words + words - 1, self._quota.device_words)
-        entry = self._engine.program(program)
+        entry = model.programs.entry(program)
         ticket = next(self._handles)
         lanes = _lanes(rows, channels, program, embedded)
         item = Pass(
             ticket=ticket,
             client=self.id,
+            model=model,
             pipeline=lane,
             request=request,
             rows=rows,
@@ -324,11 +334,13 @@ class Client:
         self._post(item)
         return ticket
 
-    def _rows(self, request: PassRequest) -> tuple[list[PassRow], tuple[Pass | None, ...], tuple[Channel, ...]]:
+    def _rows(
+        self, model: Served, request: PassRequest
+    ) -> tuple[list[PassRow], tuple[Pass | None, ...], tuple[Channel, ...]]:
         if not request.rows:
             raise PieError("a pass needs at least one row of tokens")
-        if len(request.rows) > self._engine.max_rows:
-            raise PieError(f"a pass of {len(request.rows)} rows; at most {self._engine.max_rows} fit one launch")
+        if len(request.rows) > model.max_rows:
+            raise PieError(f"a pass of {len(request.rows)} rows; at most {model.max_rows} fit one launch")
         named = [row.set for row in request.rows if row.set is not None]
         if len(set(named)) != len(named):
             raise PieError(
@@ -338,7 +350,7 @@ class Client:
             raise PieError(f"readout names {len(request.readout)} rows, the pass has {len(request.rows)}")
         rows, producers, embedded = [], [], []
         for i, row in enumerate(request.rows):
-            tokens, total, producer, channel = self._tokens(i, row)
+            tokens, total, producer, channel = self._tokens(model, i, row)
             producers.append(producer)
             if channel is not None:
                 embedded.append(channel)
@@ -352,37 +364,42 @@ class Client:
                 last = total - wanted[0]
             if producer is not None or channel is not None:
                 last = total  # device tokens are taken all at once
-            if last > self._engine.chunk:
-                raise PieError(
-                    f"readout of row {i} spans {last} tokens; one launch reads out at most {self._engine.chunk}"
-                )
+            if last > model.chunk:
+                raise PieError(f"readout of row {i} spans {last} tokens; one launch reads out at most {model.chunk}")
             target = None if row.set is None else self._set(row.set)
-            if target is None and self._engine.stateful:
+            if target is not None and target.model is not model:
+                raise PieError(
+                    f"the set of row {i} holds state of the model {target.model.name}, the pass runs {model.name}",
+                    f"give ForwardPass and WorkingSet the same model, as in WorkingSet(model={model.name!r})",
+                )
+            if target is None and model.stateful:
                 raise PieError(
                     f"row {i} has no working set", "give each row one: fwd.state([ws, ...], StateGeometry.folding())"
                 )
             length = (target.submitted if target is not None else 0) + total
-            self._engine.check_length(i, length)
+            model.check_length(i, length)
             if target is not None and target.buffered and request.geometry is Geometry.FOLD:
                 raise PieError(
                     f"row {i} appends final tokens to a set with {target.buffered} buffered ones",
                     "commit(n) says how many of them stay",
                 )
             if row.sight is not None:
-                self._check_sight(i, row.sight, target, total)
+                self._check_sight(model, i, row.sight, target, total)
             rows.append(PassRow(target, tokens, total, last, row.sight, before=0 if target is None else target.counted))
         readouts = len(rows) if request.readout is None else sum(map(len, request.readout))
-        self._engine.check_launch(len(rows), max(row.last for row in rows), readouts)
+        model.check_launch(len(rows), max(row.last for row in rows), readouts)
         return rows, tuple(producers), tuple(embedded)
 
-    def _check_sight(self, i: int, sight: Sight, target: WorkingSet | None, total: int) -> None:
-        if target is None or not self._engine.views:
+    def _check_sight(self, model: Served, i: int, sight: Sight, target: WorkingSet | None, total: int) -> None:
+        if target is None or not model.views:
             raise PieError(f"row {i} has a mask, but this model's attention takes none on this backend")
-        reason = bad_sight(sight, target.submitted, target.certain, total, windowed=self._engine.windowed)
+        reason = bad_sight(sight, target.submitted, target.certain, total, windowed=model.windowed)
         if reason is not None:
             raise PieError(f"row {i}: {reason}")
 
-    def _tokens(self, index: int, row: Row) -> tuple[np.ndarray | None, int, Pass | None, Channel | None]:
+    def _tokens(
+        self, model: Served, index: int, row: Row
+    ) -> tuple[np.ndarray | None, int, Pass | None, Channel | None]:
         match row.tokens:
             case FromTicket(ticket, result):
                 producer = self._tickets.get(ticket)
@@ -393,41 +410,41 @@ class Client:
                     raise PieError(f"row {index} embeds result {result} of a pass that has {len(kinds)}")
                 if producer.status is Status.FAILED and producer.error is not None:
                     raise producer.error
-                return None, self._device_tokens(index, kinds[result]), producer, None
+                return None, self._device_tokens(model, index, kinds[result]), producer, None
             case FromChannel(channel):
                 source = self._channel(channel)
-                return None, self._device_tokens(index, source.type), None, source
+                return None, self._device_tokens(model, index, source.type), None, source
             case tokens:
                 array = np.asarray(tokens, np.int64)
                 if array.ndim != 1 or not array.size:
                     raise PieError(f"row {index} has no tokens", "embed at least one token")
                 low, high = int(array.min()), int(array.max())
-                if low < 0 or high >= self._engine.vocab_size:
+                if low < 0 or high >= model.vocab_size:
                     wrong = low if low < 0 else high
                     raise PieError(
-                        f"row {index} has token id {wrong}; the vocabulary has ids 0 to {self._engine.vocab_size - 1}"
+                        f"row {index} has token id {wrong}; the vocabulary has ids 0 to {model.vocab_size - 1}"
                     )
                 return array.astype(np.int32), int(array.size), None, None
 
-    def _device_tokens(self, index: int, kind: TensorType) -> int:
+    def _device_tokens(self, model: Served, index: int, kind: TensorType) -> int:
         if kind.dtype not in TOKEN_TYPES:
             raise PieError(f"row {index} embeds a {kind}; token ids are i32 or u32")
-        if kind.size > self._engine.chunk:
+        if kind.size > model.chunk:
             raise PieError(
-                f"row {index} embeds {kind.size} tokens from the device; one launch takes at most {self._engine.chunk}"
+                f"row {index} embeds {kind.size} tokens from the device; one launch takes at most {model.chunk}"
             )
         return kind.size
 
-    def _check_program(self, program: Program, request: PassRequest) -> None:
+    def _check_program(self, model: Served, program: Program, request: PassRequest) -> None:
         if program is NO_PROGRAM:
             return
         if program.rows != len(request.rows):
             raise PieError(f"the epilogue was traced for {program.rows} rows, the pass has {len(request.rows)}")
         for read in program.reads:
-            if read.name not in self._engine.facts.outputs:
-                known = ", ".join(self._engine.facts.outputs)
-                raise PieError(f"the model has no output '{read.name}'; it has: {known}")
-            suffix = self._engine.facts.outputs[read.name][0]
+            if read.name not in model.facts.outputs:
+                known = ", ".join(model.facts.outputs)
+                raise PieError(f"the model {model.name} has no output '{read.name}'; it has: {known}")
+            suffix = model.facts.outputs[read.name][0]
             wanted = None if request.readout is None else len(request.readout[read.row])
             expected = suffix if wanted is None else (wanted, *suffix)
             if read.shape != expected or not 0 <= read.row < program.rows:
@@ -467,16 +484,20 @@ class Client:
         self._sets, self._channels, self._tickets, self._pipelines = {}, {}, {}, {}
         self._engine.close_client(self, sets, channels, tickets)
 
-    def lose(self, cause: str) -> None:
-        """The device lost all state: sets and channels with content are broken."""
+    def lose_state(self, model: Served, cause: str) -> None:
+        """The device lost all state of a model: its sets with content are broken."""
         for target in list(self._sets.values()):
-            if target.submitted:
+            if target.model is model and target.submitted:
                 target.broken = cause
+
+    def lose_words(self, cause: str) -> None:
+        """The device lost its words: channels with content are poisoned, outputs that it held cannot be embedded."""
         for channel in list(self._channels.values()):
             if channel.count:
                 channel.poison = cause
         for item in list(self._tickets.values()):
-            item.lost = cause
+            if item.status is Status.DONE:
+                item.lost = cause
 
     def abandon(self, cause: str) -> None:
         """The engine is gone: every unfinished pass fails with the cause."""
@@ -492,10 +513,9 @@ class Client:
         if not self._closed:
             self.on_event(ticket, outcome)
 
-    @property
-    def holds_state(self) -> bool:
-        """Whether any of its sets holds units of the pools."""
-        return any(target.state.cells for target in list(self._sets.values()))
+    def holds_state(self, model: Served) -> bool:
+        """Whether any of its sets holds units of a model's pools."""
+        return any(target.model is model and target.state.cells for target in list(self._sets.values()))
 
     @property
     def closed(self) -> bool:

@@ -6,43 +6,42 @@ import itertools
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from pie_xla.engine.api import EngineOptions, Event, LoadedModel, PassError
-from pie_xla.engine.buckets import Bucket, Buckets
 from pie_xla.engine.client import Client
 from pie_xla.engine.core import Core, Peek
-from pie_xla.engine.executables import ExecutableStore, ExecutableTable
-from pie_xla.engine.fusion import FusionService
-from pie_xla.engine.launcher import Flight, Launcher
-from pie_xla.engine.memory import plan_state
-from pie_xla.engine.packing import struct
-from pie_xla.engine.programs import ProgramEntry, ProgramTable
+from pie_xla.engine.launcher import Flight
+from pie_xla.engine.memory import plan_states
 from pie_xla.engine.records import Channel, Pass, Pipeline, WorkingSet, drop_of
+from pie_xla.engine.served import Served
 from pie_xla.engine.sharing import NamedPrefixes
-from pie_xla.engine.state import SetState, StateLedger
-from pie_xla.engine.steps import StepShapes
 from pie_xla.engine.words import WordFile
 from pie_xla.errors import PieError
-from pie_xla.eta.types import Program
 from pie_xla.progress import Progress, Silent
-from poem.spec import StateGroup
 
-Landing = tuple[list[Flight], list[Peek]]
+
+@dataclass(frozen=True)
+class Landing:
+    """What to read back together: a plan's flights of one model, or cells for the host."""
+
+    model: Served | None
+    flights: list[Flight]
+    peeks: list[Peek]
 
 
 class Engine:
-    """Serves one model to many clients.
+    """Serves models to many clients.
 
     Args:
-        model: lowered, with weights on the device.
+        models: lowered, with weights on the device; the first is the default one. Names are unique.
         options: sizes.
         store: directory of serialized executables (private to the user), or None to keep none.
         progress: hears about warm-up.
@@ -50,50 +49,39 @@ class Engine:
 
     def __init__(
         self,
-        model: LoadedModel,
+        models: LoadedModel | Sequence[LoadedModel],
         options: EngineOptions,
         store: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.model = model
+        loaded = [models] if isinstance(models, LoadedModel) else list(models)
+        names = [model.name for model in loaded]
+        if not loaded or len(set(names)) != len(names):
+            raise PieError(f"an engine needs models of different names, not {names}", "name each of them")
         self.options = options
-        self.facts = model.lowered.facts
-        self.vocab_size: int = self.facts.vocab_size
-        self.stateful = bool(model.lowered.groups)
         self._progress = progress or Silent()
-        self.max_context = min(self.facts.max_context, options.max_context or self.facts.max_context)
-        self.plan = plan_state(model.lowered.groups, options.state_bytes, self.facts.page_size)
-        self._buckets = Buckets(options)
-        self.max_rows = self._buckets.max_rows
-        self.chunk = self._buckets.chunk
-        structs = _structs(model, self.plan.units)
-        self._shapes = StepShapes(model.lowered, self.plan.units, options.word_count, self.max_context, structs)
-        pools = ",".join(f"{name}={n}" for name, n in self.plan.units.items())
-        engine_key = f"{model.key}|{pools}|{options.word_count}|{self.max_context}"
-        self._store = ExecutableStore(store, engine_key, _devices(model))
-        self._table = ExecutableTable(self._store)
-        self._programs = ProgramTable(self._shapes, self._buckets, self._table, options, self._wake)
-        self._ledger = StateLedger(model.lowered.groups, self.plan.units, self.facts.page_size)
+        served: list[Served] = []
+        for model, plan in zip(loaded, plan_states(loaded, options), strict=True):
+            device = served[0].words if served else None
+            served.append(Served(model, options, plan, store, device, self._wake))
+        self.models: dict[str, Served] = {model.name: model for model in served}
+        self.default = served[0]
         self._words = WordFile(options.word_count)
-        self._launcher = Launcher(self._shapes, self._table, self._programs, structs[1], options.word_count)
-        self._fusion = FusionService(model.recipe, self._store, self.plan.units, options, self.max_context, self._fused)
-        self.recurrent = self._ledger.slots is not None
-        self.windowed = bool(self._ledger.windows)
-        self.views = self._shapes.views
+        self._device = self.default.words
         self.named = NamedPrefixes(
             options.published, lambda made: self._post_quietly(lambda door: door.core.add(drop_of(made)))
         )
         self._core = Core(
-            self._launcher,
-            self._ledger,
+            tuple(served),
             self._words,
-            self._programs,
-            self._buckets,
+            self._device,
             options,
             deliver=self._deliver,
-            fuse=self._fusion.request,
-            lose=self._lose,
-            others_hold=lambda client: any(c.holds_state for c in list(self._clients.values()) if c.id != client),
+            lose_state=self._lose_state,
+            lose_words=self._lose_words,
+            others_hold=lambda model, client: any(
+                c.holds_state(model) for c in list(self._clients.values()) if c.id != client
+            ),
             named=self.named,
         )
         self._clients: dict[int, Client] = {}
@@ -113,40 +101,36 @@ class Engine:
     def start(self, warm: Sequence[tuple[int, int]] = (), soon: Sequence[tuple[int, int]] = ()) -> None:
         """Build the executables of the (rows, tokens) buckets in `warm`, then serve. Those in `soon` are built meanwhile and may be
         ready later; others when they are wished for."""
-        for bucket in self._buckets.all:
-            if (bucket.rows, bucket.tokens) in set(soon):
-                self._programs.wish_step(bucket)
-        wanted = [b for b in self._buckets.all if (b.rows, b.tokens) in set(warm)]
-        moves = self._launcher.warm(self._ledger)
-        with self._progress.task("executables", len(wanted) + len(moves)) as task:
-            threads = [threading.Thread(target=self._build, args=(b,), name="pie-compile") for b in wanted]
+        models = list(self.models.values())
+        moves = [(self.default, move) for move in self._device.warm()]
+        threads: list[threading.Thread] = []
+        for model in models:
+            model.wish(soon)
+            moves += [(model, move) for move in model.launcher.warm(model.ledger)]
+            threads += model.builders(warm)
+        with self._progress.task("executables", len(threads) + len(moves)) as task:
             previous = threading.stack_size(64 << 20)
             for thread in threads:
                 thread.start()
             threading.stack_size(previous)
-            for key, work in moves:
-                self._table.build(key, work)
+            for model, (key, work) in moves:
+                model.table.build(key, work)
                 task.advance()
-            self._launcher.rebuild()
+            self._device.rebuild()
+            for model in models:
+                model.launcher.rebuild()
             for thread in threads:
                 thread.join()
                 task.advance()
-        self._launcher.params = dict(self.model.params)
-        for bucket in wanted:
-            if bucket in self._programs.failed_steps:
-                raise PieError(f"the step {bucket} does not compile: {self._programs.failed_steps[bucket]}")
+        for model in models:
+            model.launcher.params = dict(model.model.params)
+            model.check(warm)
         self._thread.start()
         self._reader.start()
 
-    def _build(self, bucket: Bucket) -> None:
-        try:
-            self._programs.build_step(bucket)
-        except Exception as error:
-            self._programs.failed_steps[bucket] = str(error)
-
     def warm_all(self) -> tuple[tuple[int, int], ...]:
         """Every bucket, for a server that must never compile a step while it serves."""
-        return tuple((b.rows, b.tokens) for b in self._buckets.all)
+        return tuple((b.rows, b.tokens) for b in self.default.buckets.all)
 
     def close(self) -> None:
         """Stop serving. Clients that are still open hear that the engine has closed."""
@@ -158,8 +142,8 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
         self._landings.put(None)
-        self._programs.close()
-        self._fusion.close()
+        for model in self.models.values():
+            model.close()
 
     def client(self, name: str, on_event: Event, tenant: str = "") -> Client:
         """A new account. `on_event(ticket, values | PassError)` is called on an engine thread and must not block. Prefixes are shared
@@ -186,51 +170,14 @@ class Engine:
         if self._core.expecting and self._failure is None:
             self.post(lambda door: door.core.expect_nobody())
 
-    def new_state(self) -> SetState:
-        return self._ledger.new()
-
-    def cannot_truncate(self, target: WorkingSet, n: int) -> str | None:
-        if self.recurrent and n not in (0, target.submitted):
-            return "a recurrent state cannot be undone: fork the set before the tokens you may take back"
-        for name, window in self._ledger.windows.items():
-            if n in (0, target.submitted):
-                continue
-            # what will have been let go once all calls so far have run
-            last = self._ledger.window_start(target.submitted, window) * self.facts.page_size
-            floor = max(self._ledger.floor(target.state, name), last)
-            if n - window < floor:
-                return f"truncate({n}) needs positions before {floor}, which the sliding window of group '{name}' has let go"
-        return None
-
-    def cannot_evict(self, spans: Sequence[tuple[int, int]]) -> str | None:
-        size = self.facts.page_size
-        if not self.views and (self.windowed or any(begin % size or end % size for begin, end in spans)):
-            return f"on this backend evict takes whole pages of {size} positions, of models without window layers"
-        return None
-
-    def check_launch(self, rows: int, tokens: int, readouts: int) -> None:
-        """Refuse a pass whose last launch, of `tokens` tokens in each of its rows, no bucket holds."""
-        if not self._buckets.fitting(rows, tokens, readouts):
-            raise PieError(
-                f"the last launch of this pass would take {tokens} tokens in each of {rows} rows; "
-                f"the largest launches are {', '.join(map(str, self._buckets.prefill))} (rows x tokens)",
-                "read out fewer positions, or use a pass per row",
-            )
-
-    def check_length(self, row: int, length: int) -> None:
-        if length > self.max_context:
-            raise PieError(
-                f"row {row} would be {length} tokens long; the model's context is {self.max_context}",
-                "shorten the prompt, or truncate the set",
-            )
-        if self.stateful and not self._ledger.fits(self._ledger.most(length), empty=True):
-            held = self.plan.tokens
-            raise PieError(
-                f"row {row} would be {length} tokens long; all state memory holds {held}", "raise [engine] kv_memory"
-            )
-
-    def program(self, program: Program) -> ProgramEntry:
-        return self._programs.entry(program)
+    def served(self, name: str | None) -> Served:
+        """A model by its name; the default one without."""
+        if name is None:
+            return self.default
+        found = self.models.get(name)
+        if found is None:
+            raise PieError(f"there is no model {name!r:.60} here; there is {', '.join(self.models)}")
+        return found
 
     def allocate_words(self, n: int) -> int | None:
         return self._words.allocate(n)
@@ -245,21 +192,39 @@ class Engine:
     # -- facts -----------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Counters and accounts, as plain data; a snapshot that may be taken from any thread."""
+        """Counters and accounts, as plain data; a snapshot that may be taken from any thread.
+
+        Accounts of memory are under the group's name for the default model, and under "MODEL.GROUP" for others; "models" has each
+        model's own.
+        """
+        models = {name: model.stats() for name, model in self.models.items()}
+        default = models[self.default.name]
+
+        def accounts(what: str) -> dict[str, Any]:
+            others = {f"{m}.{g}": v for m, own in models.items() if own is not default for g, v in own[what].items()}
+            return {**default[what], **others}
+
+        def total(what: str) -> Any:
+            return sum(own[what] for own in models.values())
+
+        def counts(what: str) -> dict[str, int]:
+            return dict(sum((own[what] for own in models.values()), Counter()))
+
         return {
             **dict(self._core.counters),
-            "memory": self._ledger.balance(),
-            "cached": self._ledger.cached(),
-            "prefix tokens": self._core.prefix_tokens,
+            "memory": accounts("memory"),
+            "cached": accounts("cached"),
+            "prefix tokens": total("prefix tokens"),
             "words used": self._words.used,
             "clients": len(self._clients),
-            "compiled": dict(self._table.compiled),
-            "loaded": dict(self._table.loaded),
-            "misses": dict(self._table.misses),
-            "build seconds": self._table.seconds,
-            "programs": len(self._programs.entries()),
-            "step seconds": self._core.step_seconds,
+            "compiled": counts("compiled"),
+            "loaded": counts("loaded"),
+            "misses": counts("misses"),
+            "build seconds": total("build seconds"),
+            "programs": total("programs"),
+            "step seconds": default["step seconds"],
             "host seconds": self._core.host_seconds,
+            "models": models,
         }
 
     def settle(self, timeout: float = 30.0) -> None:
@@ -285,15 +250,14 @@ class Engine:
         if target is not None:
             target.deliver(ticket, outcome)
 
-    def _lose(self, cause: str) -> None:
+    def _lose_state(self, model: Served, cause: str) -> None:
         for client in list(self._clients.values()):
-            client.lose(cause)
-        self.named.lose(cause)
+            client.lose_state(model, cause)
+        self.named.lose(model, cause)
 
-    def _fused(self, entry: ProgramEntry, bucket: Bucket, ok: bool) -> None:
-        """A compile process has finished (on its watcher's thread): take its executable over."""
-        if ok and self._table.adopt(self._programs.fused_key(entry.program, bucket)):
-            entry.fused.add(bucket)
+    def _lose_words(self, cause: str) -> None:
+        for client in list(self._clients.values()):
+            client.lose_words(cause)
 
     def _run(self) -> None:
         core = self._core
@@ -303,11 +267,13 @@ class Engine:
                 while self._inbox:
                     self._inbox.popleft()(self._door)
                 core.settle()
-                flights, pause = core.plan(time.monotonic())
-                if flights or core.peeks:
-                    core.flights += bool(flights)
+                launched, pause = core.plan(time.monotonic())
+                if launched or core.peeks:
                     peeks, core.peeks = core.peeks, []
-                    self._landings.put((flights, peeks))
+                    if peeks:
+                        self._landings.put(Landing(None, [], peeks))
+                    for model, flights in launched:
+                        self._landings.put(Landing(model, flights, []))
                     core.host_seconds += time.perf_counter() - started
                     continue
                 core.host_seconds += time.perf_counter() - started
@@ -325,17 +291,16 @@ class Engine:
         """Wait for results in launch order and hand them to the engine's thread."""
         previous = time.monotonic()
         while (landing := self._landings.get()) is not None:
-            flights, peeks = landing
             begun = time.monotonic()
             outcome: list[tuple[Flight, Any, list[Any]]] = []
             error: Exception | None = None
             words: list[np.ndarray] = []
             try:
-                for flight in flights:
+                for flight in landing.flights:
                     outcome.append(
                         (flight, np.asarray(flight.faults), [np.asarray(group.values) for group in flight.groups])
                     )
-                for peek in peeks:
+                for peek in landing.peeks:
                     words.append(np.asarray(peek.words))
             except Exception as failure:
                 error = failure
@@ -359,8 +324,8 @@ class _Door:
         self.release = core.release
 
     def cancel_pipeline(self, pipeline: Pipeline) -> None:
-        mine = [p for p in self.core.running_of(pipeline.client) if p.pipeline is pipeline]
-        self.core.cancel([*pipeline.passes.values(), *mine], "its pipeline was cancelled")
+        mine = [p for p in self.core.agenda.running.values() if p.pipeline is pipeline]
+        self.core.failures.cancel([*pipeline.passes.values(), *mine], "its pipeline was cancelled")
 
     def drop_channel(self, channel: Channel) -> None:
         if not channel.dropped:
@@ -370,10 +335,10 @@ class _Door:
 
     def close_client(self, client: int, sets: list[WorkingSet], channels: list[Channel], tickets: list[Pass]) -> None:
         core = self.core
-        core.cancel([*core.queued_of(client), *core.running_of(client)], "its process has ended")
-        core.bury(client)
+        core.failures.cancel(core.agenda.passes_of(client), "its process has ended")
+        core.failures.bury(client)
         for target in sets:
-            core.drop_set(target)
+            target.drop()
         for channel in channels:
             self.drop_channel(channel)
         for item in tickets:
@@ -389,44 +354,17 @@ class _Door:
         seconds: float,
         now: float,
     ) -> None:
-        core = self.core
-        flights, peeks = landing
-        core.flights -= bool(flights)
-        if flights:
-            core.step_seconds = seconds if not core.step_seconds else 0.8 * core.step_seconds + 0.2 * seconds
+        core, model = self.core, landing.model
+        if model is not None:
+            model.flights -= 1
+            model.step_seconds = seconds if not model.step_seconds else 0.8 * model.step_seconds + 0.2 * seconds
         for flight, faults, values in outcome:
             core.land(flight, faults, values, now)
-        for peek, value in zip(peeks, words, strict=False):
+        for peek, value in zip(landing.peeks, words, strict=False):
             core.land_peek(peek, value)
-        for peek in peeks[len(words) :]:
+        for peek in landing.peeks[len(words) :]:
             core.peek_failed(peek, error)
         if error is not None:
             landed = [flight for flight, _, _ in outcome]
-            failed = [member.item for flight in flights if flight not in landed for member in flight.inputs]
-            core.launch_failed(failed, error, lost=True)
-
-
-def _devices(model: LoadedModel) -> list[jax.Device]:
-    """The devices that hold the weights, in order."""
-    place = model.lowered.place
-    if place is None:
-        return [jax.devices()[0]]
-    leaf = next(iter(model.lowered.params.values()))
-    return sorted(place(leaf).device_set, key=lambda device: device.id)
-
-
-def _structs(model: LoadedModel, units: dict[str, int]) -> tuple[Any, Any]:
-    """(params, state) as ShapeDtypeStructs, with their shardings where there is a mesh."""
-    place = model.lowered.place
-    params = {
-        name: struct(leaf.shape, leaf.struct.dtype, place(leaf) if place else None)
-        for name, leaf in model.lowered.params.items()
-    }
-
-    def state(group: StateGroup) -> dict[str, Any]:
-        leaves = group.arrays(units[group.name])
-        return {
-            name: struct(leaf.shape, leaf.struct.dtype, place(leaf) if place else None) for name, leaf in leaves.items()
-        }
-
-    return params, {group.name: state(group) for group in model.lowered.groups}
+            failed = [member.item for flight in landing.flights if flight not in landed for member in flight.inputs]
+            core.failures.landing_failed(failed, error)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pie_xla.engine.buckets import Bucket
+from pie_xla.engine.device_words import DeviceWords
 from pie_xla.engine.executables import ExecutableTable, Key
 from pie_xla.engine.packing import words_of
 from pie_xla.engine.programs import ProgramEntry, ProgramTable
@@ -99,6 +100,7 @@ class Launcher:
     Args:
         shapes, table, programs: what to call.
         structs: the state pools to make, with their shardings.
+        device: the words of all models.
     """
 
     def __init__(
@@ -107,26 +109,32 @@ class Launcher:
         table: ExecutableTable,
         programs: ProgramTable,
         structs: Any,
-        word_count: int,
+        device: DeviceWords,
     ) -> None:
         self._shapes = shapes
         self._table = table
         self._programs = programs
         self.params: dict[str, Any] = {}  # set before the first launch
         self._structs = structs
-        self._word_count = word_count
+        self._device = device
         self.state: Any = {}
-        self.words: Any = None
 
     def rebuild(self) -> None:
-        """Fresh, zeroed state and words: at start, and after a failed step has taken them along."""
+        """Fresh, zeroed state: at start, and after a failed step has taken it along."""
         self.state = jax.tree.map(_zeros, self._structs)
-        self.words = jnp.zeros((self._word_count,), jnp.uint32)
 
     @property
     def lost(self) -> bool:
         """Whether a failed executable has consumed the donated state."""
-        return any(leaf.is_deleted() for leaf in jax.tree.leaves((self.state, self.words)))
+        return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
+
+    def sound(self) -> bool:
+        """Whether the state can be read; waits for the device."""
+        try:
+            jax.block_until_ready(self.state)
+        except Exception:
+            return False
+        return True
 
     # -- launching -----------------------------------------------------------------------------------------------
 
@@ -164,7 +172,7 @@ class Launcher:
         if entry is not None:
             return self._launch_fused(entry, bucket, block, inputs)
         step = self._table.build_on_step_path(self._programs.step_key(bucket), lambda: self._shapes.step(bucket))
-        self.state, outputs, faults = step(self.params, self.state, self.words, block)
+        self.state, outputs, faults = step(self.params, self.state, self._device.array, block)
         faults.copy_to_host_async()
         groups = [
             group
@@ -194,8 +202,8 @@ class Launcher:
     ) -> Flight:
         fused = self._table.planned(self._programs.fused_key(entry.program, bucket))
         program_block, offsets = self._pack_program(entry, inputs, bucket.rows)
-        self.state, self.words, values, faults = fused(
-            self.params, self.state, self.words, block, program_block, offsets
+        self.state, self._device.array, values, faults = fused(
+            self.params, self.state, self._device.array, block, program_block, offsets
         )
         values.copy_to_host_async()
         faults.copy_to_host_async()
@@ -217,13 +225,13 @@ class Launcher:
             run = self._table.planned(Key("program", program.key, str(passes)))
             reads = [self._select(read, part, passes, bucket, outputs) for read in program.reads]
             block, offsets = self._pack_program(entry, part, passes)
-            values = run(reads, self.words, block)
+            values = run(reads, self._device.array, block)
             values.copy_to_host_async()
             sizes = self._shapes.segments(program)
             if sizes:
                 build = partial(self._shapes.commit, sizes, passes)
                 commit = self._small(self._programs.commit_key(sizes, passes), build)
-                self.words = commit(self.words, values, offsets)
+                self._device.array = commit(self._device.array, values, offsets)
             groups.append(Group(entry, part, values))
         return groups
 
@@ -274,37 +282,15 @@ class Launcher:
             run = self._small(Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n))
             self.state = {**self.state, group: run(self.state[group], source, target)}
 
-    def poke(self, values: np.ndarray, offset: int) -> None:
-        """Write host words i32[n] at `offset`."""
-        n = power_of_two(len(values), 8)
-        words, at = np.zeros(n, np.int32), np.full(n, -1, np.int32)
-        words[: len(values)] = values
-        at[: len(values)] = np.arange(offset, offset + len(values))
-        self.words = self._small(Key("poke", "", str(n)), lambda: self._shapes.poke(n))(self.words, words, at)
-
-    def settle_length(self, change: Sequence[int]) -> None:
-        """See `StepShapes.settle_length`."""
-        run = self._small(Key("length", "", ""), self._shapes.settle_length)
-        self.words = run(self.words, np.array(change, np.int32))
-
-    def peek(self, offset: int, count: int) -> Any:
-        """u32[count] at `offset`, on its way to the host."""
-        out = self._small(Key("peek", "", str(count)), lambda: self._shapes.peek(count))(self.words, np.int32(offset))
-        out.copy_to_host_async()
-        return out
-
     def _small(self, key: Key, work: Any) -> Any:
         return self._table.build_on_step_path(key, work)
 
     def warm(self, ledger: StateLedger) -> list[tuple[Key, Any]]:
-        """The small moves every engine needs: (key, work) to build before serving."""
+        """The small moves every model needs: (key, work) to build before serving."""
         moves: list[tuple[Key, Any]] = []
         for group in ledger.paged:
             for n in (1, 2, 4):
                 moves.append((Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n)))
-        moves.append((Key("poke", "", "8"), lambda: self._shapes.poke(8)))
-        moves.append((Key("length", "", ""), self._shapes.settle_length))
-        moves.append((Key("peek", "", "1"), lambda: self._shapes.peek(1)))
         return moves
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 
 from pie_xla.errors import PieError
 from poem.spec import StateGroup, StateKind
 
+if TYPE_CHECKING:
+    from pie_xla.engine.api import EngineOptions, LoadedModel
+
 SHARE = 0.25  # of the memory that is free once the weights are loaded
 MOST = 1 << 29
 RECURRENT_SHARE = 0.25
 MOST_SLOTS = 256
+TYPICAL_TOKENS = 1024  # of a sequence, when models share the memory
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,42 @@ class StatePlan:
         return text + (f", {self.tokens:,} tokens" if self.tokens else "")
 
 
+def plan_states(models: Sequence[LoadedModel], options: EngineOptions) -> list[StatePlan]:
+    """Pools for every model: as it asks, or its share of what is left, so that the same sequences fit into each.
+
+    Raises:
+        PieError: not even one page (and one slot) of a model fits.
+    """
+    total = options.state_bytes if options.state_bytes is not None else default_bytes()
+    asked = sum(model.state_bytes or 0 for model in models)
+    weights = {m.name: sequence_bytes(m.lowered.groups) for m in models if m.state_bytes is None}
+    plans = []
+    for model in models:
+        size = model.lowered.facts.page_size
+        share = model.state_bytes
+        if share is None:
+            share = max(0, total - asked) * weights[model.name] // max(1, sum(weights.values()))
+        plans.append(plan_state(model.lowered.groups, share, size))
+    return plans
+
+
+def sequence_bytes(groups: Sequence[StateGroup], tokens: int = TYPICAL_TOKENS) -> int:
+    """What one sequence of so many tokens holds."""
+    return sum(g.bytes_per_unit * (-(-tokens // g.page_size) if g.kind is StateKind.PAGED else 1) for g in groups)
+
+
+def default_bytes() -> int:
+    """For state, when nobody says how much: a share of what is free."""
+    return min(MOST, int(SHARE * free_bytes()))
+
+
 def plan_state(groups: Sequence[StateGroup], state_bytes: int | None, page_size: int) -> StatePlan:
     """Pools for `state_bytes`, or for a share of what is free.
 
     Raises:
         PieError: not even one page (and one slot) fits.
     """
-    budget = state_bytes if state_bytes is not None else min(MOST, int(SHARE * free_bytes()))
+    budget = state_bytes if state_bytes is not None else default_bytes()
     paged = [g for g in groups if g.kind is StateKind.PAGED]
     recurrent = [g for g in groups if g.kind is StateKind.RECURRENT]
     units: dict[str, int] = {}

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pie_xla.engine.api import PassError, PassRequest, Sight
-from pie_xla.engine.state import DeviceLength, SetState
+from pie_xla.engine.state import DeviceLength, SetState, StateLedger
 from pie_xla.eta.types import TensorType
 
 if TYPE_CHECKING:
     from pie_xla.engine.programs import ProgramEntry
+    from pie_xla.engine.served import Served
+    from pie_xla.engine.words import WordFile
 
 Lane = deque["Effect"]
 
@@ -55,6 +57,9 @@ class Effect:
         for lane in self.lanes:
             lane.popleft()
 
+    def let_go(self, words: WordFile) -> None:
+        """It has happened, or never will: it reads no result any more."""
+
 
 MOST_PENDING = 64
 
@@ -76,6 +81,7 @@ class WorkingSet:
     """A set's place in memory, its queue, and the passes in flight that its content comes from.
 
     Attributes:
+        model: whose state it holds.
         counted: tokens of all calls so far, run or not, without what `pending` lengths will turn out to have cut.
         buffered: of these, the tokens at the end that a commit may drop.
         guard: callers' threads and the engine's change the counts.
@@ -83,6 +89,7 @@ class WorkingSet:
 
     id: int
     client: int
+    model: Served
     state: SetState
     counted: int = 0
     buffered: int = 0
@@ -125,6 +132,12 @@ class WorkingSet:
             ):  # long known: nothing in flight counts from it
                 self.counted -= self.pending.pop(0).less
             self.pending = [*self.pending, pending]
+
+    def drop(self) -> None:
+        """Give its place in memory back, once."""
+        if not self.dropped:
+            self.dropped = True
+            self.model.ledger.drop(self.state)
 
     def undo(self, before: int, tentative: int) -> None:
         """A pass that had appended when `before` tokens were counted has failed."""
@@ -257,6 +270,7 @@ class Pass(Effect):
 
     ticket: int
     client: int
+    model: Served
     pipeline: Pipeline
     request: PassRequest
     rows: list[PassRow]
@@ -295,6 +309,19 @@ class Pass(Effect):
     def line(self) -> str | None:
         return self.request.line
 
+    def unpin(self, words: WordFile) -> None:
+        """One who was to read its results does not need them any more."""
+        self.pins -= 1
+        self.free_results(words)
+
+    def free_results(self, words: WordFile) -> None:
+        """Return its result words once nobody can read them: no Output is left, no later pass is waiting, it has landed."""
+        if self.released and self.pins <= 0 and self.status in (Status.DONE, Status.FAILED) and self.offsets:
+            for offset, kind in zip(self.offsets, self.entry.program.results, strict=True):
+                if offset >= 0:
+                    words.release(offset, kind.size)
+            self.offsets = ()
+
 
 @dataclass(eq=False)
 class Fork(Effect):
@@ -312,12 +339,14 @@ class Learner:
     """A device's length that the host will know when a result of a pass lands.
 
     Attributes:
+        ledger: of the set's model, which need not be the pass's.
         index: which result.
         base, base_cells: the cells before are `base` and so many more.
         after, most, moved: see `StepShapes.settle_length`.
     """
 
     length: DeviceLength
+    ledger: StateLedger
     pending: PendingLength
     index: int
     base: DeviceLength | None
@@ -353,6 +382,11 @@ class Shorten(Effect):
     index: int = 0
     pending: PendingLength = field(default_factory=PendingLength)
     lanes: tuple[Lane, ...] = ()
+
+    def let_go(self, words: WordFile) -> None:
+        if self.source is not None:
+            source, self.source = self.source, None
+            source.unpin(words)
 
     @property
     def client_id(self) -> int:

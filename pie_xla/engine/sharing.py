@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pie_xla.engine.prefixes import Node, Page, PrefixTree
 from pie_xla.engine.records import Pass, PassRow, Status, WorkingSet
 from pie_xla.engine.state import SetState, StateLedger
+
+if TYPE_CHECKING:
+    from pie_xla.engine.served import Served
 
 
 class SharedPrefixes:
@@ -67,7 +71,7 @@ class SharedPrefixes:
 
 
 class NamedPrefixes:
-    """Sets that were published under a name, per tenant; those not opened for longest go first.
+    """Sets that were published under a name, per tenant and model; those not opened for longest go first.
 
     Args:
         most: how many are kept.
@@ -76,50 +80,51 @@ class NamedPrefixes:
 
     def __init__(self, most: int, drop: Callable[[WorkingSet], None]) -> None:
         self._most, self._drop = most, drop
-        self._sets: OrderedDict[tuple[str, str], WorkingSet] = OrderedDict()
+        self._sets: OrderedDict[tuple[str, str, str], WorkingSet] = OrderedDict()  # tenant, model, name
         self._lock = threading.Lock()
 
     def publish(self, tenant: str, name: str, made: WorkingSet) -> None:
         with self._lock:
-            gone = [self._sets.pop((tenant, name), None)]
-            self._sets[tenant, name] = made
+            gone = [self._sets.pop((tenant, made.model.name, name), None)]
+            self._sets[tenant, made.model.name, name] = made
             if len(self._sets) > self._most:
                 gone.append(self._sets.popitem(last=False)[1])
         self._drop_all(gone)
 
-    def open(self, tenant: str, name: str) -> WorkingSet | None:
+    def open(self, tenant: str, model: str, name: str) -> WorkingSet | None:
         with self._lock:
-            found = self._sets.get((tenant, name))
+            found = self._sets.get((tenant, model, name))
             if found is None or found.broken is not None:
                 return None
-            self._sets.move_to_end((tenant, name))
+            self._sets.move_to_end((tenant, model, name))
             return found
 
-    def withdraw(self, tenant: str, name: str) -> bool:
+    def withdraw(self, tenant: str, model: str, name: str) -> bool:
         with self._lock:
-            gone = self._sets.pop((tenant, name), None)
+            gone = self._sets.pop((tenant, model, name), None)
         self._drop_all([gone])
         return gone is not None
 
-    def make_room(self) -> bool:
-        """Drop one, for those who wait for memory; False when there is none."""
+    def make_room(self, model: Served) -> bool:
+        """Drop one, for those who wait for memory of its model; False when there is none."""
         with self._lock:
-            gone = self._sets.popitem(last=False)[1] if self._sets else None
+            key = next((key for key, made in self._sets.items() if made.model is model), None)
+            gone = None if key is None else self._sets.pop(key)
         self._drop_all([gone])
         return gone is not None
 
-    def lose(self, cause: str) -> None:
-        """The device has lost them all."""
+    def lose(self, model: Served, cause: str) -> None:
+        """The device has lost all of a model's."""
         with self._lock:
-            gone = list(self._sets.values())
-            self._sets.clear()
+            gone = [made for made in self._sets.values() if made.model is model]
+            self._sets = OrderedDict((key, made) for key, made in self._sets.items() if made.model is not model)
         for made in gone:
             made.broken = cause
         self._drop_all(list(gone))
 
-    def names(self, tenant: str) -> list[str]:
+    def names(self, tenant: str, model: str) -> list[str]:
         with self._lock:
-            return [name for owner, name in self._sets if owner == tenant]
+            return [name for owner, of, name in self._sets if (owner, of) == (tenant, model)]
 
     def _drop_all(self, gone: list[WorkingSet | None]) -> None:
         for made in gone:

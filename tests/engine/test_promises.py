@@ -46,8 +46,8 @@ def test_two_programs_in_one_batch_are_one_step(model):
         clients = [served.client("", listener) for listener in listeners]
         programs = [Greedy(), Greedy(key="other")]
         for program in programs:  # both known before they meet
-            served._programs.build(served.program(program), 1)
-        served._programs.build_step(served._buckets.decode[1])
+            served.default.programs.build(served.default.programs.entry(program), 1)
+        served.default.programs.build_step(served.default.buckets.decode[1])
         ends = [chain(c, PROMPT, 6, p)[2] for c, p in zip(clients, programs, strict=True)]
         expected = reference_greedy(model.lowered, model.params, PROMPT, 6)
         for tickets, listener in zip(ends, listeners, strict=True):
@@ -148,19 +148,19 @@ def test_a_failed_launch_that_takes_the_state_fails_its_passes_and_the_engine_go
         ws, pipe, tickets = chain(client, PROMPT, 2, Greedy())
         for ticket in tickets:
             listener.wait(ticket)
-        key = served._programs.step_key(served._buckets.decode[0])
-        real = served._table.get(key)
+        key = served.default.programs.step_key(served.default.buckets.decode[0])
+        real = served.default.table.get(key)
 
         def explode(params, state, words, block):
             for leaf in state["full"].values():
                 leaf.delete()  # as a failing executable does with what was donated to it
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 10 bytes")
 
-        served._table._ready[key] = explode
+        served.default.table._ready[key] = explode
         bad = client.submit(pipe, PassRequest((Row(ws, (1,)),), program=Greedy(), line="main.py:3"))
         with pytest.raises(PassError, match=r"could not run this step: RESOURCE_EXHAUSTED.*main.py:3"):
             listener.wait(bad)
-        served._table._ready[key] = real
+        served.default.table._ready[key] = real
         with pytest.raises(PassError, match="RESOURCE_EXHAUSTED"):  # its content is gone, and it says so
             listener.wait(client.submit(pipe, PassRequest((Row(ws, (1,)),), program=Greedy())))
         _, _, fresh = chain(other, PROMPT, 4, Greedy())
@@ -251,16 +251,16 @@ def test_a_hot_program_is_fused_by_another_process_and_its_tokens_stay(model, tm
         expected = reference_greedy(model.lowered, model.params, PROMPT, 12)
         _, _, tickets = chain(client, PROMPT, 12, program)
         assert [int(listener.wait(t)[0]) for t in tickets] == expected
-        entry = served.program(program)
+        entry = served.default.programs.entry(program)
         end = time.monotonic() + 120
         while not entry.fused and time.monotonic() < end:
-            assert not served._fusion.failures
+            assert not served.default.fusion.failures
             time.sleep(0.1)
         before = served.stats()["fused launches"]
         _, _, tickets = chain(client, PROMPT, 12, program)
         assert [int(listener.wait(t)[0]) for t in tickets] == expected
         assert served.stats()["fused launches"] - before >= 11
-        assert Key("fused", program.key, "1x1") in set(served._table.keys())
+        assert Key("fused", program.key, "1x1") in set(served.default.table.keys())
         client.close()
     finally:
         served.close()

@@ -56,8 +56,8 @@ def account(served):
     yield client, listener
     client.close()
     for tenant in ("a", "b"):
-        for name in served.named.names(tenant):
-            served.named.withdraw(tenant, name)
+        for name in served.named.names(tenant, "tiny"):
+            served.named.withdraw(tenant, "tiny", name)
     served.settle()
     for free, used, total in served.stats()["memory"].values():
         assert used == 0 and free == total
@@ -230,9 +230,9 @@ def test_named_prefixes_are_bounded_and_go_when_memory_is_needed(model):
             run(client, listener, ws, prompt(5, 200 + i))
             client.publish_set(ws, f"p{i}")
             client.drop_set(ws)
-        assert served.named.names("") == ["p1", "p2"]
+        assert served.named.names("", "tiny") == ["p1", "p2"]
         run(client, listener, client.new_set(), prompt(45, 300))
-        assert served.named.names("") == []
+        assert served.named.names("", "tiny") == []
         client.close()
         served.settle()
         assert served.stats()["memory"]["full"][1] == 0

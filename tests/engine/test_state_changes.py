@@ -70,8 +70,8 @@ def account(served):
     client = served.client("test", listener)
     yield client, listener
     client.close()
-    for name in served.named.names(""):
-        served.named.withdraw("", name)
+    for name in served.named.names("", "tiny"):
+        served.named.withdraw("", "tiny", name)
     served.settle()
     for free, used, total in served.stats()["memory"].values():
         assert used == 0 and free == total
