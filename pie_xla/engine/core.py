@@ -598,7 +598,7 @@ class Core:
             bad = [i for i, at in enumerate(member.first_rows) if faults[at]]
             nan = [i for i, at in enumerate(member.positions) if any(faults[b + p] for p in at)]
             if bad:
-                vocabulary = "the model's vocabulary"
+                vocabulary = f"the vocabulary of the model {item.model.name}"
                 self.failures.fail(item, f"row {bad[0]} was given a token id outside {vocabulary} by the device")
             elif nan:
                 self.failures.fail(item, f"the model's output of row {nan[0]} is not finite (NaN or infinity)")
