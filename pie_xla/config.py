@@ -196,6 +196,22 @@ class ServerSettings:
     port: int = setting(8321, _whole(0, 65535), "port to listen on; 0: any free one")
 
 
+@dataclass(frozen=True)
+class ExtraModel:
+    """A model beside the default one, as [models] names it.
+
+    Attributes:
+        model: its name in the store.
+        kv_memory: memory for its sequence state, taken from engine.kv_memory; auto: a share by the size of its sequences.
+    """
+
+    model: str
+    kv_memory: int | Auto = AUTO
+
+
+MODELS = "models"  # the section whose keys are the user's own
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "engine": EngineSettings,
@@ -250,6 +266,7 @@ class Config:
     limits: LimitSettings = field(default_factory=LimitSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    models: Mapping[str, ExtraModel] = field(default_factory=dict)  # by the name that programs call it by
     origins: Mapping[str, str] = field(default_factory=dict)  # "engine.max_rows" -> "config.toml:12"
 
     @property
@@ -280,6 +297,8 @@ def find_setting(dotted: str) -> tuple[str, Field[Any]]:
     section, _, key = dotted.partition(".")
     if section in SECTIONS and key in (known := settings_of(section)):
         return section, known[key]
+    if section == MODELS:
+        raise UsageError("[models] holds names of your own", f'write `{key or "draft"} = "MODEL"` under it in the file')
     everything = [f"{name}.{item}" for name in SECTIONS for item in settings_of(name)]
     raise UsageError(f"unknown setting '{dotted}'", _nearest(dotted, everything))
 
@@ -313,10 +332,13 @@ def parse(text: str, environment: Environment, name: str = FILE_NAME) -> Config:
     origins: dict[str, str] = {}
     for section, body in document.items():
         where = _where(text, name, section, None)
+        if section == MODELS:
+            sections[MODELS] = _models(body, text, name, origins)
+            continue
         if section not in SECTIONS:
             if homes := [known for known in SECTIONS if section in settings_of(known)]:
                 raise UsageError(f"{where}: '{section}' stands outside its section", f"it belongs under [{homes[0]}]")
-            raise UsageError(f"{where}: unknown section [{section}]", _nearest(section, SECTIONS))
+            raise UsageError(f"{where}: unknown section [{section}]", _nearest(section, [*SECTIONS, MODELS]))
         if not isinstance(body, dict):
             raise UsageError(f"{where}: '{section}' is a section", f"write [{section}] on its own line")
         sections[section] = _section(section, body, text, name, origins)
@@ -338,6 +360,28 @@ def _section(section: str, body: dict[str, object], text: str, name: str, origin
             raise UsageError(f"{where}: {section}.{key} is {value!r}, but must be {error}") from None
         origins[f"{section}.{key}"] = where
     return SECTIONS[section](**values)
+
+
+def _models(body: object, text: str, name: str, origins: dict[str, str]) -> dict[str, ExtraModel]:
+    if not isinstance(body, dict):
+        raise UsageError(f"{_where(text, name, MODELS, None)}: 'models' is a section", "write [models] on its own line")
+    found: dict[str, ExtraModel] = {}
+    for key, value in body.items():
+        where = origins[f"{MODELS}.{key}"] = _where(text, name, MODELS, key)
+        if not MODEL_NAME.fullmatch(key):
+            raise UsageError(
+                f"{where}: a model cannot be called {key!r}", "use letters, digits, dots, dashes, underscores"
+            )
+        fields_ = {"model": value} if isinstance(value, str) else value
+        if not isinstance(fields_, dict) or "model" not in fields_ or fields_.keys() - {"model", "kv_memory"}:
+            hint = f'{key} = "MODEL", or {key} = {{model = "MODEL", kv_memory = "64MiB"}}'
+            raise UsageError(f"{where}: {MODELS}.{key} names a model of the store", hint)
+        try:
+            memory = _or_auto(SIZE).parse(fields_.get("kv_memory", AUTO.value))
+            found[key] = ExtraModel(str(TEXT.parse(fields_["model"])), memory)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise UsageError(f"{where}: {MODELS}.{key} is {value!r}, but must be {error}") from None
+    return found
 
 
 def _nearest(name: str, known: Mapping[str, object] | list[str]) -> str:

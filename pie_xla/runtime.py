@@ -1,4 +1,4 @@
-"""A model made ready to serve: store entry -> lowered model, weights, engine, sandbox, process manager.
+"""Models made ready to serve: store entries -> lowered models, weights, engine, sandbox, process manager.
 
 The sandbox and the tokenizer are loaded on threads of their own while JAX is imported and the engine is made.
 """
@@ -10,15 +10,17 @@ import importlib
 import importlib.metadata
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pie_xla import machine
-from pie_xla.config import DEFAULT_MODEL, DEFAULT_SOURCE, Auto, Config, EngineSettings, show_size
+from pie_xla.config import DEFAULT_MODEL, DEFAULT_SOURCE, Auto, Config, EngineSettings, ExtraModel, show_size
 from pie_xla.errors import PieError, UsageError
 from pie_xla.launch import Launch, Launched, Listener
 from pie_xla.progress import Progress
@@ -27,10 +29,12 @@ from pie_xla.timings import Timings
 if TYPE_CHECKING:
     from pie_xla.engine.api import EngineOptions, LoadedModel, Recipe
     from pie_xla.engine.engine import Engine
+    from pie_xla.engine.served import Served
     from pie_xla.hub.chat import Chat
     from pie_xla.hub.store import ModelEntry
     from pie_xla.hub.tokenizer import Tokenizer
     from pie_xla.kernels.ops import Kernel
+    from pie_xla.process.interfaces import ModelFacts
     from pie_xla.process.process import ProcessManager
     from poem.spec import Leaf, Loop
 
@@ -40,7 +44,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 class Runtime:
-    """A loaded model; implements `pie_xla.launch.Service`. `close` ends everything that `open_runtime` started."""
+    """Loaded models; implements `pie_xla.launch.Service`. `close` ends everything that `open_runtime` started."""
 
     def __init__(self, model_name: str, engine: Engine, manager: ProcessManager, max_processes: int) -> None:
         self.model_name = model_name
@@ -85,19 +89,35 @@ class ModelLanguage:
         return self._template.encode(messages, tools, add_generation_prompt)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A model to load.
+
+    Attributes:
+        name: as programs call it.
+        state_bytes: memory of its own for state; None: a share.
+    """
+
+    name: str
+    entry: ModelEntry
+    state_bytes: int | None = None
+
+
 def open_runtime(
     config: Config,
     model: str | None = None,
     *,
+    others: Mapping[str, str] | None = None,
     native: bool = False,
     serve: bool = False,
     progress: Progress,
     timings: Timings,
 ) -> Runtime:
-    """Load a model of the store and everything that runs inferlets on it.
+    """Load models of the store and everything that runs inferlets on them.
 
     Args:
-        model: its name; `model.default` of the settings by default.
+        model: the default one's name; `model.default` of the settings by default.
+        others: more models of the store by the name that programs call them by, beside those that the settings name.
         native: no sandbox is loaded; only native inferlets run.
         serve: every step is compiled before this returns, so that none compiles while strangers wait.
         progress: hears what is being done.
@@ -107,7 +127,7 @@ def open_runtime(
         UsageError: no such model. PieError: a damaged store, too little memory, a part that cannot be made.
     """
     machine.share_arenas()  # before there are threads
-    entry = find_model(config, model)
+    models = wanted_models(config, model, others or {})
     made: Future[Engine] = Future()  # the sandbox is there before the engine
 
     def quiet() -> None:
@@ -120,12 +140,18 @@ def open_runtime(
         if not native:
             sandbox = _beside(lambda: _load_sandbox(config, progress, quiet), "sandbox", timings)
             undo.callback(_close_when_made, sandbox)
-        language = _beside(lambda: _load_language(entry), "tokenizer", timings)
+        languages = [
+            _beside(partial(_load_language, one.entry), f"tokenizer{_of(one, models)}", timings) for one in models
+        ]
         with timings.span("import of JAX"):
             devices = import_jax(config.engine.platform)
-            check_state_fits(config.engine, entry.manifest.total_bytes, devices[0].platform)
-            leaves = stored_leaves(entry)
-        stored = _beside(lambda: _load_stored(entry, leaves, progress), "weights", timings)
+            check_weights_fit(models, devices[0].platform)
+            check_state_fits(config.engine, total_bytes(models), devices[0].platform)
+            leaves = [stored_leaves(one.entry) for one in models]
+        stored = [
+            _beside(partial(_load_stored, one.entry, own, progress), f"weights{_of(one, models)}", timings)
+            for one, own in zip(models, leaves, strict=True)
+        ]
         with timings.span("import of the engine"):
             for module in ("pie_xla.engine.engine", "pie_xla.eta.program", "pie_xla.process.process"):
                 importlib.import_module(module)
@@ -133,22 +159,27 @@ def open_runtime(
         from pie_xla.engine.lowering import remembered
 
         kernel = kernel_for(devices[0])
-        with timings.span("lowering"):
-            recipe = recipe_of(config, entry, kernel)
-            key = step_key(recipe)
-            lowered = remembered(recipe, key, config.cache_dir / "executables")
-        options = engine_options(config.engine, entry.manifest.total_bytes, devices[0].platform)
-        check_stored(entry, leaves, lowered.stored)
-        weights: Future[Any] = _beside(lambda: lowered.pack(stored.result()), "weights packed", timings)
-        loaded = LoadedModel(entry.name, lowered, weights, key, recipe)
+        options = engine_options(config.engine, total_bytes(models), devices[0].platform)
+        loaded = []
+        for one, own, arrays in zip(models, leaves, stored, strict=True):
+            with timings.span(f"lowering{_of(one, models)}"):
+                recipe = recipe_of(config, one.entry, kernel)
+                key = step_key(recipe)
+                lowered = remembered(recipe, key, config.cache_dir / "executables")
+            check_stored(one.entry, own, lowered.stored)
+            weights: Future[Any] = _beside(
+                partial(_pack, lowered, arrays), f"weights packed{_of(one, models)}", timings
+            )
+            loaded.append(LoadedModel(one.name, lowered, weights, key, recipe, one.state_bytes))
         engine = _load_engine(config, loaded, options, serve, progress, timings)
         undo.callback(engine.close)
         made.set_result(engine)
-        manager = _manager(config, entry, engine, language.result(), None if sandbox is None else sandbox.result())
+        spoken = [language.result() for language in languages]
+        manager = _manager(config, engine, spoken, None if sandbox is None else sandbox.result())
         undo.pop_all()
     machine.return_free_memory()
     timings.mark("ready")
-    return Runtime(entry.name, engine, manager, config.limits.processes)
+    return Runtime(models[0].name, engine, manager, config.limits.processes)
 
 
 def find_model(config: Config, name: str | None) -> ModelEntry:
@@ -160,6 +191,53 @@ def find_model(config: Config, name: str | None) -> ModelEntry:
     if wanted == DEFAULT_MODEL and wanted not in store.names():
         raise UsageError(f"the model {wanted} is not imported yet", f"pie-xla model import {DEFAULT_SOURCE}")
     return store.open(wanted)
+
+
+def wanted_models(config: Config, model: str | None, others: Mapping[str, str]) -> list[Wanted]:
+    """The default model first, then those of the settings and of `others`, which wins.
+
+    Raises:
+        UsageError: one that is not in the store, or a name that is the default model's own.
+    """
+    default = find_model(config, model)
+    found = [Wanted(default.name, default)]
+    settled = dict(config.models) | {name: ExtraModel(store) for name, store in others.items()}
+    for name, extra in settled.items():
+        entry = find_model(config, extra.model)
+        if name == found[0].name:
+            hint = f"give {extra.model} another name, as in --with draft={extra.model}"
+            raise UsageError(f"'{name}' is the default model's name", hint)
+        found.append(Wanted(name, entry, None if isinstance(extra.kv_memory, Auto) else extra.kv_memory))
+    return found
+
+
+def total_bytes(models: Sequence[Wanted]) -> int:
+    """Of all weights."""
+    return sum(one.entry.manifest.total_bytes for one in models)
+
+
+def _of(one: Wanted, models: Sequence[Wanted]) -> str:
+    return "" if one is models[0] else f" of {one.name}"
+
+
+def check_weights_fit(models: Sequence[Wanted], platform: str) -> None:
+    """Refuse models whose weights, each of which may fit alone, do not fit together; before any is read.
+
+    Raises:
+        PieError: they do not.
+    """
+    from pie_xla.engine.memory import free_bytes
+
+    if len(models) < 2:
+        return  # loading says it for one
+    free = machine.memory()[1] if platform == "cpu" else free_bytes()
+    if total_bytes(models) > free:
+        sizes = ", ".join(f"{one.name}: {one.entry.manifest.total_bytes / 2**20:,.0f} MiB" for one in models)
+        raise PieError(
+            f"the weights of {len(models)} models ({sizes}) take {total_bytes(models) / 2**20:,.0f} MiB together, "
+            f"{free / 2**20:,.0f} MiB are free",
+            "name fewer or smaller models with --with and in [models], or import them as bfloat16",
+        )
 
 
 def check_state_fits(settings: EngineSettings, weight_bytes: int, platform: str) -> None:
@@ -265,14 +343,20 @@ def recipe_of(config: Config, entry: ModelEntry, kernel: Kernel) -> Recipe:
 
 
 def _load_engine(
-    config: Config, model: LoadedModel, options: EngineOptions, serve: bool, progress: Progress, timings: Timings
+    config: Config,
+    models: list[LoadedModel],
+    options: EngineOptions,
+    serve: bool,
+    progress: Progress,
+    timings: Timings,
 ) -> Engine:
     from pie_xla.engine.engine import Engine
 
     with timings.span("executables"):
-        engine = Engine(model, options, store=config.cache_dir / "executables", progress=progress)
+        engine = Engine(models, options, store=config.cache_dir / "executables", progress=progress)
         try:
-            progress.note(f"{model.name}: {engine.default.plan}")
+            for name, served in engine.models.items():
+                progress.note(f"{name}: {served.plan}")
             # A prompt, and then one stream of tokens; other sizes compile aside while these serve.
             engine.start(engine.warm_all()) if serve else engine.start(((1, 16),), soon=((1, 1),))
         except BaseException:
@@ -307,6 +391,10 @@ def _load_stored(entry: ModelEntry, leaves: dict[str, Leaf], progress: Progress)
     return load_params(entry, leaves, progress=progress)
 
 
+def _pack(lowered: Any, stored: Future[dict[str, Any]]) -> Any:
+    return lowered.pack(stored.result())
+
+
 def step_key(recipe: Any) -> str:
     """A digest of all that decides a step's machine code: the model's recipe, and the source of what lowers it."""
     digest = hashlib.sha256(json.dumps(vars(recipe), sort_keys=True, default=str).encode())
@@ -330,32 +418,42 @@ def _load_language(entry: ModelEntry) -> ModelLanguage:
     return ModelLanguage(tokenizer, Chat(entry, tokenizer))
 
 
-def _manager(
-    config: Config, entry: ModelEntry, engine: Engine, language: ModelLanguage, sandbox: Any
-) -> ProcessManager:
+def _manager(config: Config, engine: Engine, languages: list[ModelLanguage], sandbox: Any) -> ProcessManager:
     from pie_xla.eta.program import EtaProgram
-    from pie_xla.process.host import ModelFacts
+    from pie_xla.process.interfaces import HostModel
     from pie_xla.process.limits import HostLimits
     from pie_xla.process.process import ProcessManager
     from pie_xla.process.wasm.limits import Limits
 
-    facts, limits = engine.default.facts, config.limits
+    limits = config.limits
+    models = [
+        HostModel(_facts(served, language), language)
+        for served, language in zip(engine.models.values(), languages, strict=True)
+    ]
     return ProcessManager(
         engine,
-        ModelFacts(
-            name=entry.name,
-            vocab_size=facts.vocab_size,
-            max_context=engine.default.max_context,
-            page_size=facts.page_size,
-            outputs={name: (shape, eta_dtype(dtype)) for name, (shape, dtype) in facts.outputs.items()},
-            stop_tokens=language.tokenizer.stop_tokens,
-            prefix=language.tokenizer.prefix,
-        ),
-        language,
+        models[0].facts,
+        models[0].language,
         lambda text: EtaProgram.from_json(text),
         sandbox,
         HostLimits(output_bytes=limits.output),
         Limits(memory_bytes=limits.memory, cpu_seconds=limits.cpu_time, output_bytes=limits.output),
+        others=models[1:],
+    )
+
+
+def _facts(served: Served, language: ModelLanguage) -> ModelFacts:
+    from pie_xla.process.interfaces import ModelFacts
+
+    facts = served.facts
+    return ModelFacts(
+        name=served.name,
+        vocab_size=facts.vocab_size,
+        max_context=served.max_context,
+        page_size=facts.page_size,
+        outputs={name: (shape, eta_dtype(dtype)) for name, (shape, dtype) in facts.outputs.items()},
+        stop_tokens=language.tokenizer.stop_tokens,
+        prefix=language.tokenizer.prefix,
     )
 
 

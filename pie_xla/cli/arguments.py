@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from pie_xla.config import MODEL_NAME
 from pie_xla.errors import UsageError
 
 
@@ -54,3 +55,21 @@ def _value(text: str) -> Any:
 
 def _not_json(text: str) -> NoReturn:
     raise ValueError(text)
+
+
+def parse_models(words: tuple[str, ...]) -> dict[str, str]:
+    """NAME=MODEL words as name -> model of the store; MODEL alone is its own name.
+
+    Raises:
+        UsageError: a word of another form, or a name given twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, model = word.partition("=")
+        model = model if equals else name
+        if not MODEL_NAME.fullmatch(name) or not model:
+            raise UsageError(f"'{word}' is not NAME=MODEL", "as in --with draft=smollm2-135m-instruct")
+        if name in found:
+            raise UsageError(f"--with {name} is given twice", "each name stands for one model")
+        found[name] = model
+    return found

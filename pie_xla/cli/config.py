@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from pie_xla import config as settings
-from pie_xla.config import SECTIONS, Config, Environment, kind_of, settings_of
+from pie_xla.config import MODELS, SECTIONS, SIZE, TEXT, Auto, Config, Environment, kind_of, settings_of
 from pie_xla.errors import UsageError
 
 
@@ -21,6 +22,14 @@ def template() -> str:
         lines += ["", *(f"# {line.strip()}" for line in (cls.__doc__ or "").splitlines()), f"[{section}]"]
         for name, item in settings_of(section).items():
             lines += [f"# {item.metadata['doc']}", f"# {name} = {kind_of(item).show(item.default)}"]
+    lines += [
+        "",
+        '# Models beside the default one, by the name that programs call them by: ForwardPass(model="draft").',
+        "# Each takes its state memory from engine.kv_memory: a share, or kv_memory of its own.",
+        f"[{MODELS}]",
+        '# draft = "smollm2-135m-instruct"',
+        '# expert = {model = "NAME", kv_memory = "256MiB"}',
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -128,6 +137,12 @@ def show(environment: Environment) -> None:
             line = f"{key} = {kind_of(item).show(values[f'{section}.{key}'])}"
             origin = config.origins.get(f"{section}.{key}")
             click.echo(line if origin is None else f"{line}  # {origin}")
+    click.echo(f"\n[{MODELS}]")
+    for name, extra in config.models.items():
+        memory = "" if isinstance(extra.kv_memory, Auto) else f", kv_memory = {SIZE.show(extra.kv_memory)}"
+        value = f"{{model = {TEXT.show(extra.model)}{memory}}}" if memory else TEXT.show(extra.model)
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else TEXT.show(name)
+        click.echo(f"{key} = {value}  # {config.origins[f'{MODELS}.{name}']}")
     click.echo(f"\n# models: {config.store_dir}\n# cache:  {config.cache_dir}")
 
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from pie_xla import config as settings
-from pie_xla.cli.arguments import parse_input
+from pie_xla.cli.arguments import parse_input, parse_models
 from pie_xla.cli.console import BarProgress, stderr_progress
 from pie_xla.config import Environment
 from pie_xla.errors import UsageError
@@ -136,6 +136,13 @@ class RunCommand(click.Command):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--native", is_flag=True, help="Run in this process under plain JAX, trusted, not in the sandbox.")
 @click.option("--model", help="A model of the store; see `pie-xla model list`.")
+@click.option(
+    "--with",
+    "others",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="Another model, which programs call NAME: ForwardPass(model=NAME); may be repeated. [models] of the settings names some.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for result.json, sent.txt and log.txt.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the program's random streams.")
 @click.option("--timings", is_flag=True, help="Print where the start's time went.")
@@ -146,6 +153,7 @@ def command(
     arguments: tuple[str, ...],
     native: bool,
     model: str | None,
+    others: tuple[str, ...],
     output: Path | None,
     seed: int | None,
     timings: bool,
@@ -166,7 +174,9 @@ def command(
 
         from pie_xla.runtime import open_runtime
 
-        runtime = stack.enter_context(open_runtime(config, model, native=native, progress=progress, timings=clock))
+        named = parse_models(others)
+        opened = open_runtime(config, model, others=named, native=native, progress=progress, timings=clock)
+        runtime = stack.enter_context(opened)
         if isinstance(progress, BarProgress):
             progress.muted = sys.stdout.isatty()
         code = follow(runtime, launch, listeners, clock)

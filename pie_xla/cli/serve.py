@@ -1,4 +1,4 @@
-"""`pie-xla serve`: the HTTP server around one loaded model."""
+"""`pie-xla serve`: the HTTP server around the loaded models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from pie_xla import config as settings
+from pie_xla.cli.arguments import parse_models
 from pie_xla.cli.console import stderr_progress
 from pie_xla.config import Config, Environment
 from pie_xla.errors import PieError, UsageError
@@ -59,27 +60,47 @@ def is_loopback(host: str) -> bool:
 
 @click.command()
 @click.option("--model", help="A model of the store; see `pie-xla model list`.")
+@click.option(
+    "--with",
+    "others",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="Another model, which programs call NAME: ForwardPass(model=NAME); may be repeated. [models] of the settings names some.",
+)
 @click.option("--host", help="Address to listen on; server.host of the settings by default.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; server.port by default, 0: any.")
 @click.option("--inferlet", "named", multiple=True, metavar="NAME=FILE", help="Serve FILE under NAME; may be repeated.")
 @click.pass_obj
 def command(
-    environment: Environment, model: str | None, host: str | None, port: int | None, named: tuple[str, ...]
+    environment: Environment,
+    model: str | None,
+    others: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    named: tuple[str, ...],
 ) -> None:
     """Serve inferlets over HTTP: POST /v1/generate with {"inferlet": NAME} or {"source": TEXT}, and "input"."""
     config = settings.load(environment)
     inferlets = shipped_inferlets() | parse_named(named)
+    more = parse_models(others)
     host = config.server.host if host is None else host
     listener = bind(host, config.server.port if port is None else port)
     if not is_loopback(host):
         click.echo(f"warning: {host} is open to other machines, and the server asks nobody who they are", err=True)
     try:
-        _serve(config, model or config.model.default, inferlets, listener, is_loopback(host))
+        _serve(config, model or config.model.default, more, inferlets, listener, is_loopback(host))
     finally:
         listener.close()
 
 
-def _serve(config: Config, model: str, inferlets: dict[str, str], listener: socket.socket, loopback: bool) -> None:
+def _serve(
+    config: Config,
+    model: str,
+    others: dict[str, str],
+    inferlets: dict[str, str],
+    listener: socket.socket,
+    loopback: bool,
+) -> None:
     import uvicorn
 
     from pie_xla.runtime import Runtime, open_runtime
@@ -97,7 +118,8 @@ def _serve(config: Config, model: str, inferlets: dict[str, str], listener: sock
 
     def load() -> None:
         try:
-            runtime = open_runtime(config, model, serve=True, progress=stderr_progress(), timings=Timings())
+            progress = stderr_progress()
+            runtime = open_runtime(config, model, others=others, serve=True, progress=progress, timings=Timings())
             loaded.append(runtime)
             backend.service = runtime
             click.echo(f"serving {runtime.model_name} on http://{host}:{port}", err=True)

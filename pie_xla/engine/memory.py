@@ -42,6 +42,11 @@ def plan_states(models: Sequence[LoadedModel], options: EngineOptions) -> list[S
     """
     total = options.state_bytes if options.state_bytes is not None else default_bytes()
     asked = sum(model.state_bytes or 0 for model in models)
+    if asked > total and any(model.state_bytes is None for model in models):
+        raise PieError(
+            f"models ask for {asked / 2**20:,.1f} MiB of their own for state; there are {total / 2**20:,.1f} MiB for all",
+            "raise [engine] kv_memory, or lower the kv_memory of models in [models]",
+        )
     weights = {m.name: sequence_bytes(m.lowered.groups) for m in models if m.state_bytes is None}
     plans = []
     for model in models:
@@ -49,7 +54,7 @@ def plan_states(models: Sequence[LoadedModel], options: EngineOptions) -> list[S
         share = model.state_bytes
         if share is None:
             share = max(0, total - asked) * weights[model.name] // max(1, sum(weights.values()))
-        plans.append(plan_state(model.lowered.groups, share, size))
+        plans.append(plan_state(model.lowered.groups, share, size, model.name))
     return plans
 
 
@@ -63,8 +68,8 @@ def default_bytes() -> int:
     return min(MOST, int(SHARE * free_bytes()))
 
 
-def plan_state(groups: Sequence[StateGroup], state_bytes: int | None, page_size: int) -> StatePlan:
-    """Pools for `state_bytes`, or for a share of what is free.
+def plan_state(groups: Sequence[StateGroup], state_bytes: int | None, page_size: int, name: str = "") -> StatePlan:
+    """Pools for `state_bytes`, or for a share of what is free; `name`: the model's, for errors.
 
     Raises:
         PieError: not even one page (and one slot) fits.
@@ -84,8 +89,9 @@ def plan_state(groups: Sequence[StateGroup], state_bytes: int | None, page_size:
     units |= {g.name: pages for g in paged}
     if any(n < 2 for n in units.values()):
         needed = sum(2 * g.bytes_per_unit for g in groups)
+        whose = f" of {name}" if name else ""
         raise PieError(
-            f"{budget / 2**20:,.1f} MiB for state is less than the {needed / 2**20:,.1f} MiB that one page and one slot take",
+            f"{budget / 2**20:,.1f} MiB for state{whose} is less than the {needed / 2**20:,.1f} MiB that one page and one slot take",
             "raise [engine] kv_memory, or free memory",
         )
     used = sum(units[g.name] * g.bytes_per_unit for g in groups)

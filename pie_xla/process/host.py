@@ -18,8 +18,9 @@ from pie_xla.engine.packing import words_of
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
 from pie_xla.process.events import encode_events
-from pie_xla.process.interfaces import Client, Language, ModelFacts, OpenClient, Sink, Value
+from pie_xla.process.interfaces import Client, HostModel, Language, ModelFacts, OpenClient, Sink, Value
 from pie_xla.process.limits import HostLimits
+from pie_xla.process.model_calls import ModelCalls
 from pie_xla.process.requests import (
     ProgramCache,
     RequestError,
@@ -59,6 +60,7 @@ class InferletHost:
 
     Args:
         open_client: makes the engine client, given the event callback.
+        facts, language: the default model. others: those beside it.
         programs: shared parse cache.
         rooms: what else it can ask for, by name.
         seed: what pipelines without a seed of their own draw from; None takes one from the system.
@@ -74,8 +76,11 @@ class InferletHost:
         limits: HostLimits | None = None,
         seed: int | None = None,
         rooms: Sequence[OpenRoom] = (),
+        others: Sequence[HostModel] = (),
     ) -> None:
-        self._facts, self._language, self._programs, self._sink = facts, language, programs, sink
+        self._facts, self._programs, self._sink = facts, programs, sink
+        self._default = HostModel(facts, language)
+        self._models = {model.facts.name: model for model in (self._default, *others)}
         self._limits = limits or HostLimits()
         self._seed = secrets.randbits(53) if seed is None else seed
         self._pipelines = 0
@@ -99,7 +104,7 @@ class InferletHost:
         self._closed = False
         self._client = open_client(self._on_event)
         self._started = 0  # asks of `start` without an answer
-        self._rooms = [open_room(self) for open_room in rooms]
+        self._rooms = [open_room(self) for open_room in (ModelCalls, *rooms)]
         self._calls = {name: call for room in self._rooms for name, call in room.calls.items()}
         self._starts = {name: start for room in self._rooms for name, start in room.starts.items()}
 
@@ -172,24 +177,24 @@ class InferletHost:
     # -- engine
 
     def facts(self) -> str:
-        facts = self._facts
-        return json.dumps(
-            {
-                "world": WORLD,
-                "name": facts.name,
-                "vocab_size": facts.vocab_size,
-                "max_context": facts.max_context,
-                "page_size": facts.page_size,
-                "outputs": facts.outputs,
-                "stop_tokens": facts.stop_tokens,
-                "prefix": facts.prefix,
-                "seed": self._seed,
-            },
-            separators=(",", ":"),
-        )
+        own = facts_json(self._facts)
+        others = {name: facts_json(model.facts) for name, model in self._models.items() if model is not self._default}
+        return json.dumps({"world": WORLD, **own, "seed": self._seed, "models": others}, separators=(",", ":"))
 
-    def new_set(self) -> int:
-        handle = self._live().new_set()
+    def model(self, name: Any) -> HostModel:
+        """A model by its name; None is the default one.
+
+        Raises:
+            RequestError: there is none of this name.
+        """
+        found = self._default if name is None else self._models.get(name) if type(name) is str else None
+        if found is None:
+            raise RequestError(f"there is no model {name!r:.60} here; there is {', '.join(self._models)}")
+        return found
+
+    def new_set(self, model: str | None = None) -> int:
+        name = self.model(model).facts.name
+        handle = self._live().new_set(None if name == self._facts.name else name)
         self._lengths[handle] = 0
         return handle
 
@@ -281,7 +286,8 @@ class InferletHost:
         if type(request) is dict:
             self._drop(integers(request.get("drop") or [], "drop", 1 << 53))
         self._room()
-        parsed = parse_pass(request, program_of or self._program, self._facts.vocab_size)
+        facts = self.model(request.get("model") if type(request) is dict else None).facts
+        parsed = parse_pass(request, program_of or self._program, facts.vocab_size)
         try:
             return self._submit(client, pipe, parsed)
         except PassError as failure:  # what it embeds failed before: it fails with the same cause, when awaited
@@ -410,17 +416,21 @@ class InferletHost:
 
     # -- model
 
-    def encode(self, text: str, specials: bool) -> Sequence[int]:
+    def encode(self, text: str, specials: bool, model: str | None = None) -> Sequence[int]:
         self._sized(text, "the text to encode")
-        return self._language.encode(text, specials)
+        return self.model(model).language.encode(text, specials)
 
-    def decode(self, ids: Sequence[int], skip_specials: bool) -> str:
-        if len(ids) and max(ids) >= self._facts.vocab_size:
-            raise RequestError(f"token {max(ids)} is not in the vocabulary of {self._facts.vocab_size}")
-        return self._language.decode(ids, skip_specials)
+    def decode(self, ids: Sequence[int], skip_specials: bool, model: str | None = None) -> str:
+        chosen = self.model(model)
+        if len(ids) and max(ids) >= chosen.facts.vocab_size:
+            raise RequestError(f"token {max(ids)} is not in the vocabulary of {chosen.facts.vocab_size}")
+        return chosen.language.decode(ids, skip_specials)
 
     def chat(self, request: str) -> Sequence[int]:
-        wanted = loads(request, self._limits.text_bytes, "a chat request")
+        return self.render(loads(request, self._limits.text_bytes, "a chat request"))
+
+    def render(self, wanted: Any, model: str | None = None) -> Sequence[int]:
+        """A chat request as its dict."""
         if type(wanted) is not dict or type(wanted.get("messages")) is not list:
             raise RequestError("a chat request is an object with messages")
         tools = wanted.get("tools")
@@ -428,7 +438,8 @@ class InferletHost:
             raise RequestError("tools is a list, or null")
         if not all(type(message) is dict for message in wanted["messages"]):
             raise RequestError("a message is an object with role and content")
-        return self._language.chat(wanted["messages"], tools, wanted.get("add_generation_prompt") is not False)
+        language = self.model(model).language
+        return language.chat(wanted["messages"], tools, wanted.get("add_generation_prompt") is not False)
 
     def _sized(self, text: str, what: str) -> None:
         if len(text) > self._limits.text_bytes:
@@ -507,6 +518,19 @@ def _named(these: Mapping[str, T], others: Mapping[str, Any], name: str) -> T:
         way = "; it is for the other of call and start" if name in others else ""
         raise RequestError(f"this host has no call {name!r:.60}{way}")
     return found
+
+
+def facts_json(facts: ModelFacts) -> dict[str, Any]:
+    """What `engine.facts` says of one model."""
+    return {
+        "name": facts.name,
+        "vocab_size": facts.vocab_size,
+        "max_context": facts.max_context,
+        "page_size": facts.page_size,
+        "outputs": facts.outputs,
+        "stop_tokens": facts.stop_tokens,
+        "prefix": facts.prefix,
+    }
 
 
 def nth_seed(seed: int, n: int) -> int:

@@ -15,7 +15,7 @@ from pie_xla.eta.types import TensorType
 class Client(Protocol):
     """What the engine gives one process (`Engine.client`)."""
 
-    def new_set(self) -> int: ...
+    def new_set(self, model: str | None = None) -> int: ...
     def fork_set(self, ws: int) -> int: ...
     def truncate_set(self, ws: int, n: int) -> None: ...
     def drop_set(self, ws: int) -> None: ...
@@ -65,3 +65,11 @@ class ModelFacts:
     outputs: dict[str, tuple[tuple[int, ...], str]]
     stop_tokens: tuple[int, ...]
     prefix: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """A model as processes know it."""
+
+    facts: ModelFacts
+    language: Language

@@ -18,7 +18,7 @@ from pie_xla.errors import PieError, UsageError
 from pie_xla.eta.types import Program
 from pie_xla.launch import Event, Failed, Launch, Listener, Logged, Returned, Sent
 from pie_xla.process.host import InferletHost
-from pie_xla.process.interfaces import Language, ModelFacts
+from pie_xla.process.interfaces import HostModel, Language, ModelFacts
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.native import NativeRunner
 from pie_xla.process.requests import ProgramCache
@@ -208,6 +208,7 @@ class ProcessManager:
         sandbox: None when there is none; native processes still run. It is closed with the manager.
         limits: of host calls. sandbox_limits: of memory, processor time and output in the sandbox.
         rooms: calls by name that every process gets.
+        others: models beside the default one.
         messages: whether anybody can send messages to processes; if not, `session.receive` gives None at once.
     """
 
@@ -222,12 +223,13 @@ class ProcessManager:
         sandbox_limits: Limits | None = None,
         messages: bool = False,
         rooms: Sequence[OpenRoom] = (),
+        others: Sequence[HostModel] = (),
     ) -> None:
         self._engine, self._facts, self._language = engine, facts, language
         self._programs = ProgramCache(parse)
         self._sandbox, self._sandbox_limits = sandbox, sandbox_limits
         self._limits = limits or HostLimits()
-        self._messages, self._rooms = messages, tuple(rooms)
+        self._messages, self._rooms, self._others = messages, tuple(rooms), tuple(others)
         self._native: NativeRunner | None = None
         self._running: dict[str, Process] = {}
         self._lock = threading.Lock()
@@ -268,6 +270,7 @@ class ProcessManager:
                 self._limits,
                 launch.seed,
                 self._rooms,
+                self._others,
             )
             if not self._messages:
                 host.close_inbox()

@@ -15,7 +15,7 @@ from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
 
 GEOMETRIES = {geometry.value: geometry for geometry in Geometry}
-FIELDS = frozenset(("rows", "geometry", "readout", "program", "params", "channels", "line", "drop"))
+FIELDS = frozenset(("rows", "geometry", "readout", "program", "params", "channels", "line", "drop", "model"))
 U32 = 1 << 32
 
 
@@ -76,7 +76,7 @@ def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: i
 
     Args:
         program_of: from the request's "program" (not None) to a program; raises `PieError`.
-        vocab_size: tokens are ids below it.
+        vocab_size: of the request's "model", which is known; tokens are ids below it.
     """
     if type(request) is not dict:
         raise RequestError("a submit is a JSON object")
@@ -107,7 +107,7 @@ def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: i
     if program is not None and program.rows != len(rows):
         raise RequestError(f"the program was traced for {program.rows} rows, the submit has {len(rows)}")
     parsed = tuple(parse_row(i, row, vocab_size) for i, row in enumerate(rows))
-    return PassRequest(parsed, GEOMETRIES[geometry], readout, program, params, channels, line)
+    return PassRequest(parsed, GEOMETRIES[geometry], readout, program, params, channels, line, request.get("model"))
 
 
 def parse_row(i: int, row: Any, vocab_size: int) -> Row:

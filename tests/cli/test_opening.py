@@ -60,7 +60,7 @@ def test_a_start_that_fails_closes_the_sandbox(monkeypatch: pytest.MonkeyPatch, 
     def fail(platform: str) -> None:
         raise failure
 
-    monkeypatch.setattr(runtime, "find_model", lambda config, name: None)
+    monkeypatch.setattr(runtime, "wanted_models", lambda config, name, others: [])
     monkeypatch.setattr(runtime, "_load_language", lambda entry: None)
     monkeypatch.setattr(runtime, "_load_sandbox", load)
     monkeypatch.setattr(runtime, "import_jax", fail)

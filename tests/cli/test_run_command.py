@@ -117,7 +117,7 @@ class Service:
         print("killed:", reason, file=sys.stderr)
 
 @contextlib.contextmanager
-def open_runtime(config, model, *, native, progress, timings):
+def open_runtime(config, model, *, others, native, progress, timings):
     yield Service()
 
 runtime = types.ModuleType("pie_xla.runtime")

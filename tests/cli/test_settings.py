@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pie_xla import config as settings
 from pie_xla.cli.config import template, with_setting
-from pie_xla.config import AUTO, SECTIONS, Environment, settings_of
+from pie_xla.config import AUTO, SECTIONS, Environment, ExtraModel, settings_of
 from pie_xla.errors import UsageError
 
 ENV = Environment.read({"PIE_XLA_HOME": "/nowhere"})
@@ -93,9 +93,36 @@ def test_the_template_is_all_defaults_and_names_every_setting() -> None:
     bare = "\n".join(line.removeprefix("# ") if " = " in line else line for line in text.splitlines())
     assert {section: set(body) for section, body in tomllib.loads(bare).items()} == {
         section: set(settings_of(section)) for section in SECTIONS
-    }
+    } | {"models": {"draft", "expert"}}
     uncommented = parse(bare)
     assert (uncommented.engine, uncommented.limits) == (settings.Config(ENV).engine, settings.Config(ENV).limits)
+
+
+def test_models_are_named_by_the_user() -> None:
+    config = parse('[models]\ndraft = "small"\n\n[models."v1.5"]\nmodel = "large"\nkv_memory = "64MiB"\n')
+    assert config.models == {"draft": ExtraModel("small"), "v1.5": ExtraModel("large", 64 << 20)}
+    assert config.origins["models.draft"] == "c.toml:2"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("draft = 3", r"c.toml:2: models.draft names a model of the store"),
+        ('draft = {kv_memory = "1GiB"}', "c.toml:2: models.draft names a model of the store"),
+        ('draft = {model = "a", speed = 3}', "c.toml:2: models.draft names a model of the store"),
+        ('draft = {model = "a", kv_memory = 7}', "c.toml:2: models.draft is .* a size with its unit"),
+        ('draft = ""', "models.draft is '', but must be a text"),
+        ('"a b" = "small"', "a model cannot be called 'a b'"),
+    ],
+)
+def test_a_wrong_model_is_refused_with_its_line(line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse(f"[models]\n{line}\n")
+
+
+def test_set_does_not_edit_models() -> None:
+    with pytest.raises(UsageError, match="names of your own"):
+        with_setting("", "models.draft", "small", ENV, "c.toml")
 
 
 def test_set_changes_one_line_and_keeps_the_rest() -> None:

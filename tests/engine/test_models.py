@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -331,6 +332,7 @@ def test_an_epilogue_that_fails_on_the_device_costs_the_words_and_no_pool(models
 
         def apply(self, reads, params, cells, key, ordinal):
             def fail(x):
+                time.sleep(0.3)  # what comes after is queued by then
                 raise RuntimeError("a fault in the middle")
 
             return [
@@ -356,6 +358,7 @@ def test_an_epilogue_that_fails_on_the_device_costs_the_words_and_no_pool(models
             model = models[name]
             expected = reference_greedy(model.lowered, model.params, PROMPT, 4)
             assert [*ends[name], int(listener.wait(following)[0])] == expected
+        assert served.stats()["rebuilds"] == 1
         client.close()
         balanced(served)
     finally:

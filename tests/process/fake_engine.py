@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import jax
@@ -68,6 +68,7 @@ class FakeClient:
     def __init__(self, engine: FakeEngine, on_event: Any) -> None:
         self.engine, self.on_event = engine, on_event
         self.sets: dict[int, list[int]] = {}
+        self.models: Counter[str | None] = Counter()  # sets made, by their model
         self.channels: dict[int, tuple[TensorType, int, deque[np.ndarray], deque[tuple[int, bool]]]] = {}
         self.pipelines: dict[int, int] = {}
         self.cancelled: set[int] = set()
@@ -87,7 +88,8 @@ class FakeClient:
             raise PieError(f"working set {ws} is not one of this process")
         return self.sets[ws]
 
-    def new_set(self) -> int:
+    def new_set(self, model: str | None = None) -> int:
+        self.models[model] += 1
         handle = self._number()
         self.sets[handle] = []
         return handle

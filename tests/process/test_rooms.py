@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused_by_name(host: InferletHost, name: str, r
 
 
 def test_a_started_call_gives_a_ticket_and_later_one_answer(host: InferletHost) -> None:
-    room = host._rooms[0]
+    room = host._rooms[-1]
     first, second = host.start("sums.later", '{"value": 1}'), host.start("sums.later", '{"value": 2}')
     assert host.collect() == []
 
@@ -109,12 +109,12 @@ def test_unanswered_calls_count_as_open_tickets(host: InferletHost) -> None:
         host.start("sums.later", '{"value": 1}')
     with pytest.raises(RequestError, match="3 results are asked for"):
         host.start("sums.later", '{"value": 1}')
-    host._rooms[0].waiting[0][1].value(0)  # type: ignore[attr-defined]
+    host._rooms[-1].waiting[0][1].value(0)  # type: ignore[attr-defined]
     host.start("sums.later", '{"value": 1}')
 
 
 def test_rooms_close_with_their_process(host: InferletHost) -> None:
-    room: Any = host._rooms[0]
+    room: Any = host._rooms[-1]
     host.close()
     assert room.closed
     with pytest.raises(RequestError, match="has ended"):

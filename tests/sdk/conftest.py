@@ -51,6 +51,11 @@ def engine() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
+def text_transport() -> type[TextTransport]:
+    return TextTransport
+
+
+@pytest.fixture
 def manager(engine: FakeEngine) -> Iterator[ProcessManager]:
     manager = ProcessManager(engine, FACTS, Bytes(), EtaProgram.from_json)
     manager._native = NativeRunner(TextTransport)

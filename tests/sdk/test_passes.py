@@ -217,7 +217,7 @@ async def second(ws, pipe):
     [
         ("forward([], [ws])", "", "no tokens"),
         ("forward([[1], []], [ws])", "", "row 1 has no tokens"),
-        ("forward([1, 300], [ws])", "", "row 0, token 1 is 300: the vocabulary is 0 to 299"),
+        ("forward([1, 300], [ws])", "", "row 0, token 1 is 300: the vocabulary of fake is 0 to 299"),
         ("forward([-1], [ws])", "", "token 0 is -1"),
         ("forward(['a'], [ws])", "", "tokens are ints"),
         ("forward('text', [ws])", "", "model.encode"),

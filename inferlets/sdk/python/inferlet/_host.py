@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inferlet._errors import InferletError, PassError, UsageError
@@ -75,7 +75,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the model is. `outputs` maps a name to (shape of one position, dtype)."""
+    """What a model is. `outputs` maps a name to (shape of one position, dtype); `models`: those beside the default one."""
 
     name: str
     vocab_size: int
@@ -85,12 +85,33 @@ class Facts:
     stop_tokens: tuple[int, ...]
     prefix: tuple[int, ...]
     seed: int
+    models: dict[str, Facts] = field(default_factory=dict)
+
+    def of(self, name: str | None) -> Facts:
+        """The facts of a model by its name; None is the default one.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        if name is None or name == self.name:
+            return self
+        found = self.models.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise UsageError(f"there is no model {name!r:.60} here; there is {', '.join([self.name, *self.models])}")
+        return found
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Facts:
         spoken = str(facts.get("world", ""))
         if spoken.rpartition(".")[0] != world.rpartition(".")[0]:
             raise InferletError(f"the host speaks {spoken or 'no named world'}, but inferlet {version} needs {world}")
+        others = facts.get("models", {})
+        return cls._model(
+            facts, facts["seed"], {name: cls._model(own, facts["seed"], {}) for name, own in others.items()}
+        )
+
+    @classmethod
+    def _model(cls, facts: dict[str, Any], seed: int, models: dict[str, Facts]) -> Facts:
         outputs = {name: (tuple(shape), dtype) for name, (shape, dtype) in facts["outputs"].items()}
         return cls(
             facts["name"],
@@ -100,7 +121,8 @@ class Facts:
             outputs,
             tuple(facts["stop_tokens"]),
             tuple(facts["prefix"]),
-            facts["seed"],
+            seed,
+            models,
         )
 
 

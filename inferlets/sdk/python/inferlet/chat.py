@@ -1,4 +1,4 @@
-"""Conversations as tokens, by the model's own chat template."""
+"""Conversations as tokens, by the model's own chat template: the default model's, or that of the one `model` names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from inferlet._errors import UsageError
 from inferlet._host import runtime
 
 
-def prefix() -> list[int]:
+def prefix(*, model: str | None = None) -> list[int]:
     """What a text starts with: the model's begin-of-sequence token where it has one, else nothing."""
-    return list(runtime().facts.prefix)
+    return list(runtime().facts.of(model).prefix)
 
 
 def render(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    *,
+    model: str | None = None,
 ) -> list[int]:
     """Token ids of a conversation. What users wrote never becomes a special token.
 
@@ -36,9 +38,13 @@ def render(
         "add_generation_prompt": add_generation_prompt,
         "tools": None if tools is None else list(tools),
     }
-    return list(runtime().transport.chat(request))
+    here = runtime()
+    facts = here.facts.of(model)
+    if facts is here.facts:
+        return list(here.transport.chat(request))
+    return list(here.transport.call("model.chat", {**request, "model": facts.name}))
 
 
-def stop_tokens() -> list[int]:
+def stop_tokens(*, model: str | None = None) -> list[int]:
     """Tokens that end the assistant's turn."""
-    return list(runtime().facts.stop_tokens)
+    return list(runtime().facts.of(model).stop_tokens)

@@ -9,7 +9,7 @@ from operator import index
 from typing import Any, NoReturn
 
 from inferlet._errors import UsageError, missing
-from inferlet._host import Runtime, Traced, runtime
+from inferlet._host import Facts, Runtime, Traced, runtime
 from inferlet.eta._channel import Channel
 from inferlet.eta._output import Output
 from inferlet.eta._state import StateGeometry, WorkingSet
@@ -30,12 +30,17 @@ class Epilogue:
 class ForwardPass:
     """A pass: tokens in, state to meet, positions to read out, and the author's epilogue. May be submitted many
     times.
+
+    Args:
+        model: which of the models to run (`model.names()`); None is the default one. Its sets are of the same model; what it
+            embeds and its channels may come from passes of others.
     """
 
-    __slots__ = ("_epilogue", "_geometry", "_prepared", "_readout", "_rows", "_runtime", "_sets")
+    __slots__ = ("_epilogue", "_facts", "_geometry", "_prepared", "_readout", "_rows", "_runtime", "_sets")
 
-    def __init__(self) -> None:
+    def __init__(self, model: str | None = None) -> None:
         self._runtime: Runtime = runtime()
+        self._facts: Facts = self._runtime.facts.of(model)
         self._rows: list[Tokens] = []
         self._sets: list[WorkingSet] = []
         self._geometry: StateGeometry | None = None
@@ -135,10 +140,12 @@ class ForwardPass:
             raise UsageError(f"row {i} has no tokens: a pass needs at least one new token per row")
         if set(map(type, tokens)) != {int}:
             tokens = [whole(i, token) for token in tokens]
-        vocab = self._runtime.facts.vocab_size
+        vocab = self._facts.vocab_size
         if min(tokens) < 0 or max(tokens) >= vocab:
             at = next(j for j, token in enumerate(tokens) if not 0 <= token < vocab)
-            raise UsageError(f"row {i}, token {at} is {tokens[at]}: the vocabulary is 0 to {vocab - 1}")
+            raise UsageError(
+                f"row {i}, token {at} is {tokens[at]}: the vocabulary of {self._facts.name} is 0 to {vocab - 1}"
+            )
         return tokens
 
     def _asked(self) -> tuple[int | None, ...]:
@@ -160,10 +167,10 @@ class ForwardPass:
     def _record(self, fn: Callable[[], Any], known: tuple[Output, ...] | None) -> None:
         asked = self._asked()
         memo = self._runtime.recordings
-        key = memo.key(fn, asked)
+        key = memo.key(fn, (self._facts.name, asked))
         traced = None if key is None else memo.get(key)
         if traced is None:
-            traced = self._runtime.transport.trace(fn, asked, self._runtime.facts)
+            traced = self._runtime.transport.trace(fn, asked, self._facts)
             if key is not None and not traced.channels:
                 memo.put(key, traced)
         if known is not None and len(known) == len(traced.results):  # the author's Outputs stay the pass's
@@ -180,8 +187,10 @@ class ForwardPass:
         if self._prepared is None:
             traced = None if self._epilogue is None else self._epilogue.traced
             assert self._geometry is not None
+            other = {} if self._facts is self._runtime.facts else {"model": self._facts.name}
             self._prepared = self._runtime.transport.prepare(
                 {
+                    **other,
                     "geometry": self._geometry.kind,
                     "readout": self._readout,
                     "program": None if traced is None else traced.program,
@@ -199,14 +208,19 @@ class ForwardPass:
             raise UsageError("this pass has no state: call state([ws], StateGeometry.folding())")
         if len(self._sets) != len(self._rows):
             raise UsageError(f"the pass embeds {len(self._rows)} rows, but state gives {len(self._sets)} sets")
-        limit = self._runtime.facts.max_context
+        limit = self._facts.max_context
         rows: list[dict[str, Any]] = []
         counts = [count_of(row) for row in self._rows]
         for i, (row, ws, count) in enumerate(zip(self._rows, self._sets, counts, strict=True)):
+            if ws.model != self._facts.name:
+                raise UsageError(
+                    f"row {i} meets a set of the model {ws.model}, but the pass runs {self._facts.name}: "
+                    f"give both the same, as in WorkingSet(model={self._facts.name!r})"
+                )
             if ws._length + count > limit:
                 raise UsageError(
                     f"row {i} would be {ws._length + count} tokens long ({ws._length} in the set and {count} new), "
-                    f"but the context of {self._runtime.facts.name} is {limit}"
+                    f"but the context of {self._facts.name} is {limit}"
                 )
             match row:
                 case Output():

@@ -41,19 +41,34 @@ class WorkingSet:
 
     `len(ws)` is the number of tokens submitted to it, which is the next token's position. Calls take effect in the
     order they are made, without waiting: a fork of a set with passes in flight is the set after them.
+
+    Args:
+        model: whose state it is (`model.names()`); None is the default one.
+
+    Attributes:
+        model: the name of its model.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_length", "_runtime")
+    __slots__ = ("__weakref__", "_handle", "_length", "_runtime", "model")
 
-    def __init__(self) -> None:
-        self._adopt(runtime(), None, 0)
+    def __init__(self, model: str | None = None) -> None:
+        owner = runtime()
+        self._adopt(owner, None, 0, owner.facts.of(model).name)
 
-    def _adopt(self, owner: Runtime, handle: int | None, length: int) -> None:
+    def _adopt(self, owner: Runtime, handle: int | None, length: int, model: str) -> None:
         self._runtime = owner
+        self.model = model
         self._length = length
         owner.sweep()
-        self._handle = owner.transport.new_set() if handle is None else handle
+        self._handle = self._made() if handle is None else handle
         owner.know_set(self._handle, self)
+
+    def _made(self) -> int:
+        transport = self._runtime.transport
+        if self.model == self._runtime.facts.name:
+            return transport.new_set()
+        handle: int = transport.call("set.new", {"model": self.model})
+        return handle
 
     def __len__(self) -> int:
         return self._length
@@ -64,7 +79,7 @@ class WorkingSet:
     def fork(self) -> WorkingSet:
         """A copy that goes its own way; shared state is copied only when written."""
         fork = WorkingSet.__new__(WorkingSet)
-        fork._adopt(self._runtime, self._runtime.transport.fork_set(self._handle), self._length)
+        fork._adopt(self._runtime, self._runtime.transport.fork_set(self._handle), self._length, self.model)
         return fork
 
     def truncate(self, length: int) -> None:
