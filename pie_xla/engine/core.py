@@ -399,11 +399,13 @@ class Core:
             return
         youngest = ready[max(starved)]
         since = model.starved.setdefault(youngest.order, now)
-        if self._others_hold(model, youngest.client) and now - since < self._options.memory_seconds:
+        # What another model has in flight may decide how much of a set of this one stays.
+        hopeful = self._others_hold(model, youngest.client) or any(other.flights for other in self._models)
+        if hopeful and now - since < self._options.memory_seconds:
             return
         if self._named.make_room(model):
             return
-        free = ", ".join(f"{name}: {f} of {t} free" for name, (f, _, t) in model.ledger.balance().items())
+        free = ", ".join(f"{model.name}, {name}: {f} of {t} free" for name, (f, _, t) in model.ledger.balance().items())
         self.failures.fail(youngest, f"no memory for this pass's state and nobody is about to return any ({free})")
 
     # -- launching -----------------------------------------------------------------------------------------------
