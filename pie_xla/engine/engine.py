@@ -17,7 +17,8 @@ import numpy as np
 
 from pie_xla.engine.api import EngineOptions, Event, LoadedModel, PassError
 from pie_xla.engine.client import Client
-from pie_xla.engine.core import Core, Peek
+from pie_xla.engine.core import Core
+from pie_xla.engine.effects import Peek
 from pie_xla.engine.launcher import Flight
 from pie_xla.engine.memory import plan_states
 from pie_xla.engine.records import Channel, Pass, Pipeline, WorkingSet, drop_of
@@ -266,10 +267,10 @@ class Engine:
                 started = time.perf_counter()
                 while self._inbox:
                     self._inbox.popleft()(self._door)
-                core.settle()
+                core.effects.settle()
                 launched, pause = core.plan(time.monotonic())
-                if launched or core.peeks:
-                    peeks, core.peeks = core.peeks, []
+                if launched or core.effects.peeks:
+                    peeks, core.effects.peeks = core.effects.peeks, []
                     if peeks:
                         self._landings.put(Landing(None, [], peeks))
                     for model, flights in launched:
@@ -361,9 +362,9 @@ class _Door:
         for flight, faults, values in outcome:
             core.land(flight, faults, values, now)
         for peek, value in zip(landing.peeks, words, strict=False):
-            core.land_peek(peek, value)
+            core.effects.land_peek(peek, value)
         for peek in landing.peeks[len(words) :]:
-            core.peek_failed(peek, error)
+            core.effects.peek_failed(peek, error)
         if error is not None:
             landed = [flight for flight, _, _ in outcome]
             failed = [member.item for flight in landing.flights if flight not in landed for member in flight.inputs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -332,7 +331,6 @@ def test_an_epilogue_that_fails_on_the_device_costs_the_words_and_no_pool(models
 
         def apply(self, reads, params, cells, key, ordinal):
             def fail(x):
-                time.sleep(0.3)  # what comes after is queued by then
                 raise RuntimeError("a fault in the middle")
 
             return [
@@ -344,11 +342,25 @@ def test_an_epilogue_that_fails_on_the_device_costs_the_words_and_no_pool(models
         client = served.client("a", listener)
         sets = {name: decode(client, name, PROMPT, 3, Greedy()) for name in ("target", "draft")}
         ends = {name: tokens_of(listener, tickets) for name, (_, tickets) in sets.items()}
+        # A step that takes long: its program is queued behind it, and what that leaves behind the program.
+        draft = served.models["draft"]
+        key = draft.programs.step_key(draft.buckets.decode[0])
+        real = draft.table.get(key)
+        slow = jax.jit(
+            lambda x: x + 0 * jax.lax.fori_loop(0, 400, lambda i, y: jnp.tanh(y @ y), jnp.ones((400, 400)))[0, 0]
+        )
+
+        def late(params, state, words, block):
+            state, outputs, faults = real(params, state, words, block)
+            return state, {name: slow(output) for name, output in outputs.items()}, faults
+
+        draft.table._ready[key] = late
         pipe = client.new_pipeline()
         doomed = client.new_set("draft")
         bad = client.submit(pipe, PassRequest((Row(doomed, (1,)),), program=Fails(), model="draft"))
         with pytest.raises(PassError, match="could not run this step"):
             listener.wait(bad)
+        draft.table._ready[key] = real
         served.settle()
         for name, (ws, tickets) in sets.items():
             with pytest.raises(PassError, match="could not run this step"):  # what it had said was in the words
