@@ -66,6 +66,11 @@ class LoweredModel:
     layer_groups: tuple[StateGroup, ...]
     segments: tuple[Segment, ...]
 
+    @property
+    def views(self) -> bool:
+        """Whether steps heed `Batch.view`."""
+        return self.ops.views
+
     def pack(self, stored: Mapping[str, jax.Array]) -> Arrays:
         """Stored parameters as `step` takes them: the layers of a scanned segment are stacked."""
         params = {name: stored[name] for name in self.outer.leaves}

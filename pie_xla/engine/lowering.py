@@ -54,6 +54,7 @@ class Outline:
     stored: dict[str, Leaf]
     params: dict[str, Leaf]
     groups: tuple[StateGroup, ...]
+    views: bool
 
 
 class RememberedModel:
@@ -63,7 +64,7 @@ class RememberedModel:
 
     def __init__(self, outline: Outline, recipe: Recipe) -> None:
         self.facts, self.stored = outline.facts, outline.stored
-        self.params, self.groups = outline.params, outline.groups
+        self.params, self.groups, self.views = outline.params, outline.groups, outline.views
         self._recipe = recipe
         self._lowered: LoweredModel | None = None
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ def remembered(recipe: Recipe, key: str, cache: Path) -> RememberedModel | Lower
         return RememberedModel(outline, recipe)
     lowered = lower_recipe(recipe)
     if lowered.place is None and lowered.params == lowered.stored:
-        _write(path, Outline(lowered.facts, lowered.stored, lowered.params, lowered.groups))
+        _write(path, Outline(lowered.facts, lowered.stored, lowered.params, lowered.groups, lowered.views))
     return lowered
 
 

@@ -52,7 +52,7 @@ class StepShapes:
         self._words = struct((word_count,), jnp.uint32)
         self.table_width = -(-max_context // lowered.facts.page_size)
         self.units = dict(units)
-        self.views = bool(self._paged) and lowered.ops.views
+        self.views = bool(self._paged) and lowered.views
         self.mask_width = -(-self.table_width * lowered.facts.page_size // 32)
 
     # -- the model step ------------------------------------------------------------------------------------------
