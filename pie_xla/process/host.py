@@ -30,7 +30,8 @@ from pie_xla.process.requests import (
     parse_pass,
     parse_value,
 )
-from pie_xla.process.rooms import Answer, OpenRoom, Request
+from pie_xla.process.rooms import Answer, OpenRoom, Request, Room
+from pie_xla.process.state_calls import StateCalls
 from pie_xla.process.wasm.hostapi import Pending
 
 __all__ = ["InferletHost", "ModelFacts"]
@@ -104,7 +105,7 @@ class InferletHost:
         self._closed = False
         self._client = open_client(self._on_event)
         self._started = 0  # asks of `start` without an answer
-        self._rooms = [open_room(self) for open_room in (ModelCalls, *rooms)]
+        self._rooms: list[Room] = [open_room(self) for open_room in (StateCalls, ModelCalls, *rooms)]
         self._calls = {name: call for room in self._rooms for name, call in room.calls.items()}
         self._starts = {name: start for room in self._rooms for name, start in room.starts.items()}
 
@@ -192,9 +193,13 @@ class InferletHost:
             raise RequestError(f"there is no model {name!r:.60} here; there is {', '.join(self._models)}")
         return found
 
+    def engine_name(self, model: str | None) -> str | None:
+        """A known model's name, None where it is the default one's."""
+        found = self.model(model)
+        return None if found is self._default else found.facts.name
+
     def new_set(self, model: str | None = None) -> int:
-        name = self.model(model).facts.name
-        handle = self._live().new_set(None if name == self._facts.name else name)
+        handle = self._live().new_set(self.engine_name(model))
         self._lengths[handle] = 0
         return handle
 
@@ -205,11 +210,25 @@ class InferletHost:
 
     def truncate_set(self, ws: int, n: int) -> None:
         self._live().truncate_set(ws, n)
-        self._lengths[ws] = min(n, self._lengths.get(ws, 0))
+        self.shortened(ws, min(n, self._lengths.get(ws, 0)))
+
+    def shortened(self, ws: int, length: int) -> None:
+        """A set has `length` tokens now."""
+        self._lengths[ws] = length
         for flight in self._flights.values():
             if not flight.arrived and ws in flight.undo:  # of what it appends, this much can still be undone
                 start, count = flight.undo[ws]
-                flight.undo[ws] = start, min(count, max(0, n - start))
+                flight.undo[ws] = start, min(count, max(0, length - start))
+
+    def opened(self, ws: int) -> int:
+        """Remember a set that was made by another call than `new_set`; its length."""
+        self._lengths[ws] = self.client.set_length(ws)
+        return self._lengths[ws]
+
+    @property
+    def client(self) -> Client:
+        """The engine's account of this process, while it runs."""
+        return self._live()
 
     def drop_set(self, ws: int) -> None:
         self._live().drop_set(ws)
@@ -311,7 +330,7 @@ class InferletHost:
             parsed = replace(parsed, rows=sources)
         ticket = client.submit(pipe, parsed)
         undo = {}
-        if parsed.geometry is Geometry.FOLD:
+        if parsed.geometry is not Geometry.READ:
             for row in sources:
                 if row.set is not None:
                     undo[row.set] = self._lengths.get(row.set, 0), self._count(row)
@@ -329,18 +348,26 @@ class InferletHost:
         """The row with the guest's ticket number turned into the engine's, which must be one it may name."""
         match row.tokens:
             case FromTicket(ticket, index):
-                failure = self._still_born.get(ticket)
-                if failure is not None:
-                    raise PassError(failure.cause, failure.line)
-                flight = self._flights.get(ticket // 2)
-                if ticket % 2 or flight is None or flight.dropped:
-                    raise RequestError(f"ticket {ticket} is not a pass of this process, or its Output was dropped")
-                if index >= len(flight.sizes):
-                    raise RequestError(f"ticket {ticket} has {len(flight.sizes)} results, not a result {index}")
-                return Row(row.set, FromTicket(ticket // 2, index))
+                return replace(row, tokens=self.result_of(ticket, index))
             case FromChannel(channel):
                 self._cell(channel)
         return row
+
+    def result_of(self, ticket: int, index: int) -> FromTicket:
+        """A result by the guest's ticket number as the engine knows it.
+
+        Raises:
+            RequestError: it is not one that the guest may name. PassError: the pass could not even be queued.
+        """
+        failure = self._still_born.get(ticket)
+        if failure is not None:
+            raise PassError(failure.cause, failure.line)
+        flight = self._flights.get(ticket // 2)
+        if ticket % 2 or flight is None or flight.dropped:
+            raise RequestError(f"ticket {ticket} is not a pass of this process, or its Output was dropped")
+        if index >= len(flight.sizes):
+            raise RequestError(f"ticket {ticket} has {len(flight.sizes)} results, not a result {index}")
+        return FromTicket(ticket // 2, index)
 
     def _count(self, row: Row) -> int:
         match row.tokens:

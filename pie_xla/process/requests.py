@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassRequest, Row
+from pie_xla.engine.api import FromChannel, FromTicket, Geometry, PassRequest, Row, Sight
 from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
 
@@ -111,22 +111,76 @@ def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: i
 
 
 def parse_row(i: int, row: Any, vocab_size: int) -> Row:
-    if type(row) is not dict or len(row) != 2 or "set" not in row:
+    if type(row) is not dict or len(row) != 2 + ("sight" in row) or "set" not in row:
         raise RequestError(f"row {i} needs a set and one of tokens, ticket, channel")
+    sight = None if row.get("sight") is None else parse_sight(i, row["sight"])
     handle = None if row["set"] is None else integer(row["set"], f"set of row {i}")
     if "tokens" in row:
         tokens = integers(row["tokens"], f"tokens of row {i}", vocab_size)
         if not tokens:
             raise RequestError(f"row {i} has no tokens")
-        return Row(handle, tokens)
+        return Row(handle, tokens, sight)
     if "ticket" in row:
         source = integers(row["ticket"], f"ticket of row {i}", 1 << 53)
         if len(source) != 2:
             raise RequestError(f"ticket of row {i} is [ticket, result]")
-        return Row(handle, FromTicket(*source))
+        return Row(handle, FromTicket(*source), sight)
     if "channel" in row:
-        return Row(handle, FromChannel(integer(row["channel"], f"channel of row {i}")))
+        return Row(handle, FromChannel(integer(row["channel"], f"channel of row {i}")), sight)
     raise RequestError(f"row {i} needs a set and one of tokens, ticket, channel")
+
+
+SIGHT = frozenset(("window", "sinks", "places", "tree", "mask", "width", "spans"))
+PLACE = 1 << 30
+
+
+def parse_sight(i: int, sight: Any) -> Sight:
+    """What row i's tokens see; whether it fits the set is the engine's to say."""
+    if type(sight) is not dict or sight.keys() - SIGHT:
+        raise RequestError(f"sight of row {i} is an object of {', '.join(sorted(SIGHT))}")
+    window = sight.get("window")
+    return Sight(
+        window=None if window is None else integer(window, f"window of row {i}", PLACE),
+        sinks=integer(sight.get("sinks", 0), f"sinks of row {i}", PLACE),
+        places=_signed(sight.get("places"), f"places of row {i}"),
+        tree=_signed(sight.get("tree"), f"tree of row {i}"),
+        mask=_mask(i, sight.get("mask"), sight.get("width")),
+        spans=_spans(sight.get("spans"), f"spans of row {i}"),
+    )
+
+
+def _signed(values: Any, what: str) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    if type(values) is not list or any(type(value) is not int or abs(value) >= PLACE for value in values):
+        raise RequestError(f"{what} is a list of ints")
+    return tuple(values)
+
+
+def _spans(spans: Any, what: str) -> tuple[tuple[int, int], ...] | None:
+    if spans is None:
+        return None
+    if type(spans) is not list:
+        raise RequestError(f"{what} is a list of [begin, end]")
+    found = [integers(span, what, PLACE) for span in spans]
+    if any(len(span) != 2 for span in found):
+        raise RequestError(f"{what} is a list of [begin, end]")
+    return tuple((begin, end) for begin, end in found)
+
+
+def _mask(i: int, rows: Any, width: Any) -> np.ndarray | None:
+    """bool[T, width] of hexadecimal texts, the lowest bit first."""
+    if rows is None:
+        return None
+    wide = integer(width, f"width of row {i}'s mask", 1 << 24)
+    if type(rows) is not list or not rows or any(type(row) is not str or not row.isalnum() for row in rows):
+        raise RequestError(f"mask of row {i} is a list of hexadecimal texts")
+    try:
+        packed = [int(row, 16).to_bytes(-(-wide // 8), "little") for row in rows]
+    except (ValueError, OverflowError):
+        raise RequestError(f"mask of row {i} is not hexadecimal of {wide} bits") from None
+    bits = np.unpackbits(np.frombuffer(b"".join(packed), np.uint8).reshape(len(rows), -1), axis=1, bitorder="little")
+    return bits[:, :wide].astype(bool)
 
 
 def parse_params(values: Any, types: tuple[TensorType, ...]) -> tuple[np.ndarray, ...]:

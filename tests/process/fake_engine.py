@@ -76,6 +76,8 @@ class FakeClient:
         self.results: dict[int, Any] = {}
         self.released: list[int] = []
         self.submits: list[PassRequest] = []
+        self.buffered: dict[int, int] = {}
+        self.evicted: list[Any] = []
         self.closed = False
         self._next = 0
 
@@ -101,9 +103,49 @@ class FakeClient:
         self.engine.post(lambda: copy.extend(source))
         return handle
 
-    def truncate_set(self, ws: int, n: int) -> None:
+    def _number_of(self, n: int | FromTicket) -> int:
+        return n if isinstance(n, int) else int(self.results[n.ticket][n.index])
+
+    def truncate_set(self, ws: int, n: int | FromTicket) -> None:
         tokens = self._set(ws)
-        self.engine.post(lambda: tokens.__delitem__(slice(n, None)))
+        self.engine.post(lambda: tokens.__delitem__(slice(max(0, self._number_of(n)), None)))
+
+    def commit_set(self, ws: int, n: int | FromTicket) -> None:
+        tokens = self._set(ws)
+        most = self.buffered.pop(ws, 0)
+
+        def cut() -> None:
+            if isinstance(n, FromTicket) and isinstance(self.results[n.ticket], PassError):
+                return  # nothing was appended
+            kept = min(max(self._number_of(n), 0), most)
+            del tokens[len(tokens) - most + kept :]
+
+        self.engine.post(cut)
+
+    def evict_set(self, ws: int, spans: Any) -> None:
+        self._set(ws)
+        self.evicted.append((ws, tuple(spans)))
+
+    def set_length(self, ws: int) -> int:
+        self.engine.settle()
+        return len(self._set(ws))
+
+    def publish_set(self, ws: int, name: str) -> None:
+        source = self._set(ws)
+        copy = self.engine.published[name] = []
+        self.engine.post(lambda: copy.extend(source))
+
+    def open_set(self, name: str, model: str | None = None) -> int | None:
+        if name not in self.engine.published:
+            return None
+        handle, source = self._number(), self.engine.published[name]
+        copy: list[int] = []
+        self.sets[handle] = copy
+        self.engine.post(lambda: copy.extend(source))
+        return handle
+
+    def withdraw_set(self, name: str, model: str | None = None) -> bool:
+        return self.engine.published.pop(name, None) is not None
 
     def drop_set(self, ws: int) -> None:
         self._set(ws)
@@ -180,6 +222,10 @@ class FakeClient:
         self.ordinals[pipeline] += 1
         self.submits.append(request)
         sets = [self._set(row.set) for row in request.rows]
+        if request.geometry is Geometry.BUFFER:
+            for row in request.rows:
+                assert row.set is not None and isinstance(row.tokens, tuple)
+                self.buffered[row.set] = self.buffered.get(row.set, 0) + len(row.tokens)
         seed = self.pipelines[pipeline]
         self.engine.post(lambda: self._run(ticket, pipeline, seed, ordinal, request, sets))
         return ticket
@@ -217,7 +263,7 @@ class FakeClient:
         for row, tokens in zip(request.rows, sets, strict=True):
             new = self._tokens(row.tokens, request.line)
             after.append((len(tokens), tokens + new))
-        if request.geometry is Geometry.FOLD:
+        if request.geometry is not Geometry.READ:
             for tokens, (_, whole) in zip(sets, after, strict=True):
                 tokens[:] = whole
         program = request.program
@@ -252,6 +298,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.clients: list[FakeClient] = []
         self.fail: deque[str] = deque()
+        self.published: dict[str, list[int]] = {}
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
@@ -263,6 +310,12 @@ class FakeEngine:
 
     def post(self, work: Any) -> None:
         self._work.put(work)
+
+    def settle(self) -> None:
+        """Wait until what was posted has happened."""
+        done = threading.Event()
+        self.post(done.set)
+        done.wait(5)
 
     def close(self) -> None:
         self._work.put(None)

@@ -245,7 +245,6 @@ async def second(ws, pipe):
         ("out = forward([1], [ws]).epilogue(pick); bool(out)", "", "await"),
         ("out = forward([1], [ws]).epilogue(pick); out == 3", "", "await"),
         ("ws.truncate(1)", "", "truncate(1) of a set of 0 tokens"),
-        ("StateGeometry.buffering()", "", "StateGeometry.buffering is not in this version"),
         ("forward([1], [ws]).prologue(pick)", "", "ForwardPass.prologue is not in this version"),
         ("Channel((2,), 'f64')", "", "f64"),
         ("Channel((2,), f32, 0)", "", "at least 1"),

@@ -61,13 +61,14 @@ class GuestTransport:
         # by hand: this is sent for every token, and a JSON encoder costs more than the call
         parts = []
         for row in rows:
+            more = f',"sight":{compact(row["sight"])}' if "sight" in row else ""
             match row:
                 case {"ticket": [ticket, result]}:
-                    parts.append(f'{{"set":{row["set"]},"ticket":[{ticket},{result}]}}')
+                    parts.append(f'{{"set":{row["set"]},"ticket":[{ticket},{result}]{more}}}')
                 case {"channel": channel}:
-                    parts.append(f'{{"set":{row["set"]},"channel":{channel}}}')
+                    parts.append(f'{{"set":{row["set"]},"channel":{channel}{more}}}')
                 case _:
-                    parts.append(f'{{"set":{row["set"]},"tokens":{row["tokens"]}}}')
+                    parts.append(f'{{"set":{row["set"]},"tokens":{row["tokens"]}{more}}}')
         head = f'{{"rows":[{",".join(parts)}],"line":{quoted(line)},"drop":{drop}'
         return _call(engine.submit, pipeline, f"{head},{prepared}")
 

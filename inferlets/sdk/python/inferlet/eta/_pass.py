@@ -36,14 +36,14 @@ class ForwardPass:
             embeds and its channels may come from passes of others.
     """
 
-    __slots__ = ("_epilogue", "_facts", "_geometry", "_prepared", "_readout", "_rows", "_runtime", "_sets")
+    __slots__ = ("_epilogue", "_facts", "_geometries", "_prepared", "_readout", "_rows", "_runtime", "_sets")
 
     def __init__(self, model: str | None = None) -> None:
         self._runtime: Runtime = runtime()
         self._facts: Facts = self._runtime.facts.of(model)
         self._rows: list[Tokens] = []
         self._sets: list[WorkingSet] = []
-        self._geometry: StateGeometry | None = None
+        self._geometries: list[StateGeometry] = []
         self._readout: list[list[int]] | None = None
         self._epilogue: Epilogue | None = None
         self._prepared: object = None
@@ -59,12 +59,16 @@ class ForwardPass:
         self._facts_changed()
         return self
 
-    def state(self, sets: Sequence[WorkingSet], geometry: StateGeometry) -> ForwardPass:
-        """Row i meets the i-th set in the way `geometry` says."""
+    def state(self, sets: Sequence[WorkingSet], geometry: StateGeometry | Sequence[StateGeometry]) -> ForwardPass:
+        """Row i meets the i-th set in the way `geometry` says; a list of them gives each row its own mask."""
         if isinstance(sets, WorkingSet):
             raise UsageError("state takes a list of sets, one per row: state([ws], ...)")
-        if not isinstance(geometry, StateGeometry):
-            raise UsageError(f"state needs a StateGeometry, such as StateGeometry.folding(), not {geometry!r}")
+        geometries = [geometry] * len(sets) if isinstance(geometry, StateGeometry) else list(geometry)
+        for one in geometries:
+            if not isinstance(one, StateGeometry):
+                raise UsageError(f"state needs a StateGeometry, such as StateGeometry.folding(), not {one!r}")
+        if len(geometries) != len(sets) or len({one.kind for one in geometries}) > 1:
+            raise UsageError(f"state: {len(sets)} sets need one geometry, or {len(sets)} of the same kind")
         for i, ws in enumerate(sets):
             if not isinstance(ws, WorkingSet):
                 raise UsageError(f"state: entry {i} is {type(ws).__name__}, not a WorkingSet")
@@ -72,7 +76,7 @@ class ForwardPass:
                 raise UsageError(
                     f"state: set {i} is given twice; rows of one pass need sets of their own, such as ws.fork()"
                 )
-        self._sets, self._geometry = list(sets), geometry
+        self._sets, self._geometries = list(sets), geometries
         self._prepared = None
         return self
 
@@ -186,12 +190,11 @@ class ForwardPass:
         """All but the tokens, in the transport's form; made once per change."""
         if self._prepared is None:
             traced = None if self._epilogue is None else self._epilogue.traced
-            assert self._geometry is not None
             other = {} if self._facts is self._runtime.facts else {"model": self._facts.name}
             self._prepared = self._runtime.transport.prepare(
                 {
                     **other,
-                    "geometry": self._geometry.kind,
+                    "geometry": self._geometries[0].kind,
                     "readout": self._readout,
                     "program": None if traced is None else traced.program,
                     "params": [] if traced is None else list(traced.params),
@@ -204,7 +207,7 @@ class ForwardPass:
         """The rows as the host wants them, and how many tokens each has. Raises what a submit must refuse."""
         if not self._rows:
             raise UsageError("this pass embeds nothing: call embed(tokens)")
-        if self._geometry is None:
+        if not self._geometries:
             raise UsageError("this pass has no state: call state([ws], StateGeometry.folding())")
         if len(self._sets) != len(self._rows):
             raise UsageError(f"the pass embeds {len(self._rows)} rows, but state gives {len(self._sets)} sets")
@@ -217,10 +220,15 @@ class ForwardPass:
                     f"row {i} meets a set of the model {ws.model}, but the pass runs {self._facts.name}: "
                     f"give both the same, as in WorkingSet(model={self._facts.name!r})"
                 )
+            ws._settle()
             if ws._length + count > limit:
                 raise UsageError(
                     f"row {i} would be {ws._length + count} tokens long ({ws._length} in the set and {count} new), "
                     f"but the context of {self._facts.name} is {limit}"
+                )
+            if ws._buffered and self._geometries[i].kind == "fold":
+                raise UsageError(
+                    f"row {i}: the set has {ws._buffered} buffered tokens; ws.commit(n) says how many stay"
                 )
             match row:
                 case Output():
@@ -232,6 +240,9 @@ class ForwardPass:
                     rows.append({"set": ws._handle, "channel": row._handle})
                 case _:
                     rows.append({"set": ws._handle, "tokens": row})
+            sight = self._geometries[i]._row_sight(i, ws, count)
+            if sight is not None:
+                rows[-1]["sight"] = sight
         return rows, counts
 
     def __repr__(self) -> str:

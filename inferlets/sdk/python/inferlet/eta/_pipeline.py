@@ -85,9 +85,9 @@ class Pipeline:
         prepared = fwd._fixed()
         owner.sweep()
         shot = owner.shot(owner.transport.submit(self._handle, rows, prepared, author_line(), owner.dropped()))
-        if fwd._geometry is not None and fwd._geometry.kind == "fold":
-            for ws, count in zip(fwd._sets, counts, strict=True):
-                ws._length += count
+        for ws, count, geometry in zip(fwd._sets, counts, fwd._geometries, strict=True):
+            if geometry.kind != "read":
+                ws._append(count, tentative=geometry.kind == "buffer")
         if fwd._epilogue is not None:
             for output in fwd._epilogue.outputs:
                 output._shot = shot
