@@ -30,7 +30,7 @@ from pie_xla.process.requests import (
     parse_pass,
     parse_value,
 )
-from pie_xla.process.rooms import Answer, OpenRoom, Request, Room
+from pie_xla.process.rooms import Answer, OpenRoom, Request
 from pie_xla.process.state_calls import StateCalls
 from pie_xla.process.wasm.hostapi import Pending
 
@@ -105,7 +105,8 @@ class InferletHost:
         self._closed = False
         self._client = open_client(self._on_event)
         self._started = 0  # asks of `start` without an answer
-        self._rooms: list[Room] = [open_room(self) for open_room in (StateCalls, ModelCalls, *rooms)]
+        openers: tuple[OpenRoom, ...] = (StateCalls, ModelCalls, *rooms)
+        self._rooms = [open_room(self) for open_room in openers]
         self._calls = {name: call for room in self._rooms for name, call in room.calls.items()}
         self._starts = {name: start for room in self._rooms for name, start in room.starts.items()}
 

@@ -90,6 +90,30 @@ def test_each_model_of_a_runtime_answers_as_alone(settings: Config) -> None:
     assert max(counts) - min(counts) <= 32  # the same sequences fit into each
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "sandboxed"])
+def test_speculative_decoding_says_what_the_target_says(settings: Config, native: bool) -> None:
+    """The example, with a draft that is always right (the same weights), and one that never is."""
+    source = (Path(__file__).parents[2] / "examples" / "speculative_decoding" / "main.py").read_text("utf-8")
+    others = {"same": "one", "strange": "three"}
+    opened = runtime.open_runtime(settings, others=others, native=native, progress=Notes(), timings=Timings())  # type: ignore[arg-type]
+    with opened as made:
+
+        def run(text: str, **value: Any) -> Any:
+            launch = Launch(text, "main.py", value, native=native, seed=1)
+            return made.launch(launch, lambda event: None).done.result(120)  # type: ignore[attr-defined]
+
+        greedy = run(GREEDY)["one"]
+        stop = greedy.index(2) + 1 if 2 in greedy else 12
+        ask = {"prompt": "hello", "max_tokens": stop}
+        same = run(source, draft="same", **ask)
+        assert same == {"tokens": greedy[:stop], "rounds": -(-(stop - 1) // 4)}
+        strange = run(source, draft="strange", **ask)
+        assert strange["tokens"] == greedy[:stop] and strange["rounds"] > same["rounds"]
+        made.engine.settle()
+        stats = made.engine.stats()
+        assert all(used == 0 for _, used, _ in stats["memory"].values()) and stats["words used"] == 0
+
+
 def test_settings_name_models_and_the_command_line_wins(settings: Config) -> None:
     text = '[model]\ndefault = "one"\n[models]\ndraft = {model = "two", kv_memory = "64KiB"}\nthree = "three"\n'
     named = config.parse(text, settings.environment)
