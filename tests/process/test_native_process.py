@@ -90,8 +90,8 @@ def test_a_failure_names_only_the_authors_frames(manager: ProcessManager) -> Non
         ("async def main(input): yield 1", "is a generator"),
         ("def main(input:", 'main.py", line 1'),
         (
-            "from inferlet.eta import WorkingSet\nasync def main(input): WorkingSet().evict([1])",
-            "WorkingSet.evict is not in",
+            "from inferlet.eta import ForwardPass\nasync def main(input): ForwardPass().media([1])",
+            "ForwardPass.media is not in",
         ),
     ],
 )
