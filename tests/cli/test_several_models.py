@@ -90,7 +90,7 @@ def test_each_model_of_a_runtime_answers_as_alone(settings: Config) -> None:
     assert max(counts) - min(counts) <= 32  # the same sequences fit into each
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "sandboxed"])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["native", "sandboxed"])
 def test_speculative_decoding_says_what_the_target_says(settings: Config, native: bool) -> None:
     """The example, with a draft that is always right (the same weights), and one that never is."""
     source = (Path(__file__).parents[2] / "examples" / "speculative_decoding" / "main.py").read_text("utf-8")

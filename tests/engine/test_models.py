@@ -47,7 +47,8 @@ def models():
 
 
 def make(models, *names, store=Path(tiny._STORE.name)):
-    made = Engine([models[name] for name in names], OPTIONS, store=store)
+    """Pools of the same size in every engine, so that executables are compiled once."""
+    made = Engine([dataclasses.replace(models[name], state_bytes=1 << 18) for name in names], OPTIONS, store=store)
     made.start(warm=((1, 1), (1, 16)))
     return made
 
@@ -375,6 +376,52 @@ def test_an_epilogue_that_fails_on_the_device_costs_the_words_and_no_pool(models
         balanced(served)
     finally:
         served.close()
+
+
+@dataclasses.dataclass
+class Count(Greedy):
+    """Its parameter, as a number on the device; or a fault."""
+
+    key: str = "count"
+
+    def __post_init__(self) -> None:
+        self.reads, self.channels = (Read(0, "logits", (V,), DType.F32),), ()
+        self.params, self.results = (ONE,), (ONE,)
+
+    def apply(self, reads, params, cells, key, ordinal):
+        return [params[0]], []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_length_that_another_model_decides(models, account, served, fails):
+    """The target says how much of the draft's set stays. When it fails, the draft's set has no length, and says why."""
+    client, listener = account
+    pipe = client.new_pipeline()
+    target, draft = client.new_set("target"), client.new_set("draft")
+    first = client.submit(pipe, PassRequest((Row(draft, tuple(PROMPT[:6])),), model="draft"))
+    listener.wait(first)
+    buffered = PassRequest((Row(draft, tuple(PROMPT[6:12])),), Geometry.BUFFER, model="draft")
+    client.submit(pipe, buffered)
+    tokens = (1,)
+    if fails:  # a token that the device gives and that is none
+        bad = client.submit(
+            pipe, PassRequest((Row(client.new_set(), (1,)),), program=Count(), params=(np.array(-1, np.int32),))
+        )
+        tokens = FromTicket(bad)
+    number = client.submit(pipe, PassRequest((Row(target, tokens),), program=Count(), params=(np.array(2, np.int32),)))
+    client.commit_set(draft, FromTicket(number))
+    following = client.submit(pipe, PassRequest((Row(draft, (PROMPT[8],)),), program=Greedy(), model="draft"))
+    if fails:
+        with pytest.raises(PassError, match="outside the vocabulary of the model target"):
+            listener.wait(number)
+        with pytest.raises(PassError, match="outside the vocabulary of the model target"):
+            listener.wait(following)
+    else:
+        model = models["draft"]
+        expected = reference_greedy(model.lowered, model.params, PROMPT[:9], 1)
+        assert [int(listener.wait(following)[0])] == expected
+        assert client.set_length(draft) == 9
+    assert client.set_length(target) == (0 if fails else 1)
 
 
 def test_memory_is_shared_so_that_the_same_sequences_fit(models):
