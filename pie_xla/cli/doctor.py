@@ -131,6 +131,10 @@ def store(config: Config) -> Iterator[Finding]:
         source = DEFAULT_SOURCE if config.model.default == DEFAULT_MODEL else "SOURCE"
         detail = f"the default model {config.model.default} is not in {models.root}"
         yield warn("store", detail, f"pie-xla model import {source}")
+    for name, extra in config.models.items():
+        if extra.model not in good:
+            detail = f"the model {extra.model}, which [models] calls {name}, is not in {models.root}"
+            yield warn("store", detail, "pie-xla model import SOURCE")
 
 
 def cached(config: Config) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from tiny_checkpoint import CONFIG, tensors, write_directory
 
 from pie_xla import config, machine, runtime
 from pie_xla.cli.arguments import parse_models
+from pie_xla.cli.doctor import Verdict, store
 from pie_xla.config import Config
 from pie_xla.errors import PieError, UsageError
 from pie_xla.hub.importing import import_model
@@ -128,6 +129,14 @@ def test_settings_name_models_and_the_command_line_wins(settings: Config) -> Non
         runtime.wanted_models(named, "three", {})
     with pytest.raises(UsageError, match="four"):
         runtime.wanted_models(named, None, {"draft": "four"})
+
+
+def test_doctor_misses_a_model_that_the_settings_name(settings: Config) -> None:
+    text = '[model]\ndefault = "one"\n[models]\ndraft = "two"\nexpert = "four"\n'
+    found = list(store(config.parse(text, settings.environment)))
+    assert [finding.detail for finding in found if finding.verdict is Verdict.WARN] == [
+        f"the model four, which [models] calls expert, is not in {settings.store_dir}"
+    ]
 
 
 def test_weights_that_do_not_fit_together_are_refused_before_any_is_read(
