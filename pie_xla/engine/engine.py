@@ -103,26 +103,25 @@ class Engine:
         """Build the executables of the (rows, tokens) buckets in `warm`, then serve. Those in `soon` are built meanwhile and may be
         ready later; others when they are wished for."""
         models = list(self.models.values())
-        moves = [(self.default, move) for move in self._device.warm()]
-        threads: list[threading.Thread] = []
-        for model in models:
-            model.wish(soon)
-            moves += [(model, move) for move in model.launcher.warm(model.ledger)]
-            threads += model.builders(warm)
-        with self._progress.task("executables", len(threads) + len(moves)) as task:
-            previous = threading.stack_size(64 << 20)
-            for thread in threads:
-                thread.start()
-            threading.stack_size(previous)
-            for model, (key, work) in moves:
-                model.table.build(key, work)
-                task.advance()
+        builders = [model.builders(warm) for model in models]
+        moves = [(model, move) for model in models for move in model.launcher.warm(model.ledger)]
+        moves += [(self.default, move) for move in self._device.warm()]
+        with self._progress.task("executables", sum(map(len, builders)) + len(moves)) as task:
             self._device.rebuild()
-            for model in models:
+            for model, threads in zip(models, builders, strict=True):  # one by one: each compile takes much memory
+                model.wish(soon)
+                previous = threading.stack_size(64 << 20)
+                for thread in threads:
+                    thread.start()
+                threading.stack_size(previous)
+                for owner, (key, work) in moves:
+                    if owner is model:
+                        owner.table.build(key, work)
+                        task.advance()
                 model.launcher.rebuild()
-            for thread in threads:
-                thread.join()
-                task.advance()
+                for thread in threads:
+                    thread.join()
+                    task.advance()
         for model in models:
             model.launcher.params = dict(model.model.params)
             model.check(warm)
