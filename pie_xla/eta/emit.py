@@ -1,6 +1,6 @@
 """Writes what other rooms and languages take from the op table: `python -m pie_xla.eta.emit`.
 
-The SDK's `_rules.py`, `_table.py` and `_ops.py`; `docs/eta-ops.md`; `tests/eta/golden/table.json`. A test asserts that
+The SDK's `_rules.py`, `_table.py` and `_ops.py`; `docs/ops.md`; `tests/eta/golden/table.json`. A test asserts that
 all are current.
 """
 
@@ -58,7 +58,7 @@ def rules_text() -> str:
 
 def _parameters(rule: Rule) -> str:
     parts = [f"{pattern.name}: Value" for pattern in rule.operands]
-    hints = {"int": "int", "dtype": "str", "shape": "int | tuple[int, ...]"}
+    hints = {"int": "int", "axis": "int", "axes": "tuple[int, ...]", "dtype": "str", "shape": "int | tuple[int, ...]"}
     for attr in rule.attrs.values():
         if attr.name == "stream":
             parts.append("stream: int | None = None")
@@ -94,7 +94,7 @@ def ops_text() -> str:
 
 
 def docs_text() -> str:
-    """`docs/eta-ops.md`: the op reference."""
+    """`docs/ops.md`: the op reference."""
     lines = ["# eta: op reference", "", f"_{_MADE}_", ""]
     about = (
         f"{len(TABLE)} ops over `f32`, `i32`, `u32` and `bool`; rank 0 to {rules.MAX_RANK}; shapes are fixed when "
@@ -152,7 +152,7 @@ def files() -> dict[str, str]:
         f"{SDK}/_rules.py": rules_text(),
         f"{SDK}/_table.py": table_text(),
         f"{SDK}/_ops.py": ops_text(),
-        "docs/eta-ops.md": docs_text(),
+        "docs/ops.md": docs_text(),
         "tests/eta/golden/table.json": json_text(),
     }
 

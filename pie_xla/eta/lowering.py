@@ -20,6 +20,9 @@ Array = Any
 
 def lower_op(op: Op, draw: Draw, operands: Sequence[Array], attrs: dict[str, Any]) -> tuple[Array, ...]:
     """The results of one op, in order; operands and attributes are checked already."""
+    if op.rule.broadcasts:
+        rank = max(x.ndim for x in operands)
+        operands = [x if x.ndim in (0, rank) else lax.expand_dims(x, range(rank - x.ndim)) for x in operands]
     with jax.named_scope(op.rule.name):
         made = op.lower(draw, *operands, **attrs) if op.rule.random else op.lower(*operands, **attrs)
     return made if isinstance(made, tuple) else (made,)

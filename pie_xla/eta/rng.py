@@ -74,6 +74,14 @@ def gumbel(words: Array) -> Array:
     return -jnp.log(-jnp.log1p(-jnp.minimum(v, np.float32(1 - 2.0**-24))))
 
 
+def normal(words: Array) -> Array:
+    """f32[N] standard normal values from u32[2 * N] words: radius from the even ones, fine in the tails, angle from the odd."""
+    pairs = words.reshape(-1, 2)
+    v = (pairs[:, 0].astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(v, np.float32(1 - 2.0**-24))))
+    return radius * jnp.cos(uniform(pairs[:, 1]) * np.float32(2 * np.pi))
+
+
 class OracleDraw:
     """The same words in plain Python integers, from the paper's definition."""
 

@@ -15,9 +15,12 @@ INTS = np.array([0, 1, -1, 2, 3, 7, 31, 32, 33, 2**31 - 1, -(2**31), -7, 5], np.
 
 
 def values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Random elements among which ties, extremes, infinities and NaN are common."""
+    """Random elements among which ties, extremes, infinities and NaN are common; now and then all are alike."""
+    alike = rng.random() < 0.15
     if dtype == "bool":
-        return rng.random(shape) < 0.5
+        return np.full(shape, rng.random() < 0.3) if alike else rng.random(shape) < 0.5
+    if dtype == "f32" and alike:
+        return np.full(shape, rng.choice(FLOATS), np.float32)
     if dtype == "f32":
         plain = np.round(rng.normal(size=shape) * 3, 1).astype(np.float32)
         return np.where(rng.random(shape) < 0.25, rng.choice(FLOATS, shape), plain).astype(np.float32)
@@ -29,9 +32,12 @@ def values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.n
 def attributes(rule: Rule, rng: np.random.Generator, bound: dict[str, Any]) -> dict[str, Any]:
     """Attributes that fit the dimensions in `bound`."""
     n = bound.get("n", 6)
+    if "axis" in rule.attrs and isinstance(bound.get("a"), tuple):
+        from_end = rng.random() < 0.5
+        bound["axis"] = len(bound["a"]) - (len(bound["a"]) + 1 + len(bound["b"]) if from_end else 0)
     match rule.name:
         case "top_k":
-            return {"k": int(rng.integers(1, n + 1))}
+            return {"k": int(rng.integers(1, n + 1)), "axis": bound["axis"]}
         case "reshape":
             size = prod(bound["s"])
             return {"shape": [(size,), (1, size), (*bound["s"][::-1],), (size, 1, 1)][rng.integers(4)]}
@@ -39,18 +45,24 @@ def attributes(rule: Rule, rng: np.random.Generator, bound: dict[str, Any]) -> d
             return {"shape": (*bound["s"], 3)}
         case "slice":
             start = int(rng.integers(0, n))
-            return {"start": start, "stop": int(rng.integers(start + 1, n + 1)), "axis": len(bound["a"])}
+            return {"start": start, "stop": int(rng.integers(start + 1, n + 1)), "axis": bound["axis"]}
         case "concat":
-            return {"axis": len(bound["a"])}
-    made: dict[str, Any] = {"stream": int(rng.integers(0, 5)), "shape": (3, 5), "n": 9, "length": 9}
+            return {"axis": bound["axis"]}
+        case "permute":
+            return {"axes": tuple(int(axis) for axis in rng.permutation(len(bound["s"])))}
+    made: dict[str, Any] = {"axis": bound.get("axis", -1), "low": 2, "high": 1}
+    made |= {"stream": int(rng.integers(0, 5)), "shape": (3, 5), "n": 37, "length": 9}
     made |= {"window": 3, "sink": 2}
     made["dtype"] = ["f32", "i32", "u32", "bool"][rng.integers(4)]
     return {name: made[name] for name in rule.attrs}
 
 
-def case(rule: Rule, seed: int, batch: int) -> tuple[list[list[np.ndarray]], dict[str, Any]]:
-    """`batch` sets of operands of one type, and attributes."""
-    rng = np.random.default_rng(seed)
+def case(rule: Rule, form: int, seed: int, batch: int) -> tuple[list[list[np.ndarray]], dict[str, Any]]:
+    """`batch` sets of operands of one type, and attributes: `form` decides types and attributes, `seed` the values.
+
+    A form is compiled once, so tests draw many seeds and few forms.
+    """
+    rng, content = np.random.default_rng(form), np.random.default_rng(seed)
     bound: dict[str, Any] = {}
     stars = [d.name for p in rule.operands for d in p.dims if d.star]
     for pattern in rule.operands:
@@ -58,17 +70,26 @@ def case(rule: Rule, seed: int, batch: int) -> tuple[list[list[np.ndarray]], dic
             if dim.name not in rule.attrs and dim.code is None:
                 rank = int(rng.integers(0, 2 if len(set(stars)) > 1 else 3))
                 extents = tuple(int(rng.choice([1, 2, 5])) for _ in range(rank))
+                if not dim.star and dim.name in rule.attrs:
+                    continue
                 bound.setdefault(dim.name, extents if dim.star else int(rng.choice([1, 3, 33])))
     attrs = attributes(rule, rng, bound)
+    bound = attrs | bound
     dtypes: dict[str, str] = {}
     sets: list[list[np.ndarray]] = [[] for _ in range(batch)]
     optional = [p.name for p in rule.operands if any(d.optional for d in p.dims)]
     scalar = optional[rng.integers(len(optional))] if optional and rng.random() < 0.5 else None
     for pattern in rule.operands:
-        dtype = dtypes.setdefault(pattern.dtype, str(rng.choice(CLASSES.get(pattern.dtype, (pattern.dtype,)))))
+        choices = CLASSES.get(pattern.dtype, (pattern.dtype,))
+        dtype = dtypes.setdefault(pattern.dtype, choices[form % len(choices)])
         shape = extents_of(pattern, bound, pattern.name == scalar)
+        if any(d.broadcast for d in pattern.dims):
+            keep = len(pattern.dims) - 1
+            lead = shape[: len(shape) - keep][int(rng.integers(0, 2)) :]
+            lead = tuple(1 if rng.random() < 0.3 else extent for extent in lead)
+            shape = lead + shape[len(shape) - keep :]
         for made in sets:
-            made.append(operand(rule, pattern, rng, dtype, shape, bound))
+            made.append(operand(rule, pattern, content, dtype, shape, bound))
     return sets, attrs
 
 
@@ -90,9 +111,20 @@ def operand(
         extent = bound["m"] if rule.name == "transpose" else bound.get("n", 9)
         near = rng.integers(0, extent, shape)
         made = np.where(rng.random(shape) < 0.7, near.astype(made.dtype), made)
-    sums = ("cumsum", "cumprod", "reduce_sum", "matmul", "softmax", "log_softmax", "scatter_add")
+    sums = (
+        "cumsum",
+        "cumprod",
+        "reduce_sum",
+        "reduce_prod",
+        "matmul",
+        "batch_matmul",
+        "logsumexp",
+        "softmax",
+        "log_softmax",
+        "scatter_add",
+    )
     if rule.name in sums and dtype == "f32":
         made = np.where(np.abs(made) > 1e9, np.float32(1.5), made)
-    if rule.name in ("matmul", "cumsum", "cumprod", "reduce_sum"):
+    if rule.name in ("matmul", "batch_matmul", "cumsum", "cumprod", "reduce_sum", "reduce_prod"):
         made = np.where(np.isnan(made), np.float32(0.25), made) if dtype == "f32" else made
     return made.astype(NUMPY[dtype])

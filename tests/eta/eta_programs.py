@@ -73,6 +73,21 @@ def operators() -> Any:
     return ops.select(mask, y, 0), n // 2, n % 3, (n.cast("u32") & 5) ^ 1, x.reshape(2, 3) @ x.reshape(3, -1), mask
 
 
+def shaped() -> Any:
+    x = intrinsics.output(0, "logits").reshape(4, 10)
+    centred = x - ops.reduce_max(x, axis=0) + ops.reduce_min(x, axis=-1).reshape(4, 1)
+    stacked = eta.stack(
+        [ops.reduce_argmax(centred, axis=0), ops.reduce_argmin(centred, axis=0), eta.argsort(x, 0)[0].cast("i32")], -1
+    )
+    words = ops.pack_mask(centred > 0.0)
+    return (
+        stacked,
+        ops.popcount(words),
+        ops.unpack_mask(words, 10) == (centred > 0.0),
+        ops.flip(ops.pad(x, 7, high=2), 0),
+    )
+
+
 EPILOGUES: dict[str, tuple[Callable[[], Any], tuple[int | None, ...]]] = {
     "greedy": (greedy, (None,)),
     "top_p": (top_p, (None,)),
@@ -80,5 +95,6 @@ EPILOGUES: dict[str, tuple[Callable[[], Any], tuple[int | None, ...]]] = {
     "readout": (readout, (3,)),
     "carried": (carried, (None,)),
     "looped": (looped, (None,)),
+    "shaped": (shaped, (None,)),
     "operators": (operators, (None,)),
 }

@@ -151,7 +151,7 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("long loop", lambda: eta.fori(10**9, lambda i, x: x, logits()), "1000000000 iterations"),
     ("dear loop", lambda: eta.fori(10**7, lambda i, x: ops.softmax(x), logits()), "4800000000 element operations"),
     ("loop type", lambda: eta.fori(2, lambda i, x: x > 0, logits()), "must return what it carries"),
-    ("shape", hidden_add, f"f32[{D}] does not fit s = [{V}]"),
+    ("shape", hidden_add, f"f32[{D}] does not broadcast with s = [{V}]"),
     ("row", lambda: intrinsics.output(3, "logits"), "rows 0 to 0"),
     ("text", lambda: "x", "not an array"),
     ("put", lambda: recorder("t").put(TOKENS, logits()[0]), "holds i32"),

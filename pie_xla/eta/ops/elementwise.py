@@ -17,11 +17,13 @@ _op = family("element-wise")
 
 _MATH = "x: f32[*s] -> f32[*s]"
 _NUM = "x: num[*s] -> num[*s]"
-_BINARY = "x: num[*s~], y: num[*s~] -> num[*s]"
-_COMPARE = "x: num[*s~], y: num[*s~] -> bool[*s]"
-_EQUAL = "x: any[*s~], y: any[*s~] -> bool[*s]"
-_LOGIC = "x: bool[*s~], y: bool[*s~] -> bool[*s]"
-_BITS = "x: u32[*s~], y: u32[*s~] -> u32[*s]"
+_BINARY = "x: num[*s^], y: num[*s^] -> num[*s]"
+_COMPARE = "x: num[*s^], y: num[*s^] -> bool[*s]"
+_EQUAL = "x: any[*s^], y: any[*s^] -> bool[*s]"
+_LOGIC = "x: bool[*s^], y: bool[*s^] -> bool[*s]"
+_BITS = "x: int[*s^], y: int[*s^] -> int[*s]"
+_SHIFT = "x: u32[*s^], y: u32[*s^] -> u32[*s]"
+_TEST = "x: f32[*s] -> bool[*s]"
 
 
 def _is_float(x: Array) -> bool:
@@ -175,7 +177,7 @@ OPS: tuple[Op, ...] = (
         _floor_div_oracle,
     ),
     _op("mod", _BINARY, "x % y with the sign of y, as Python's; integer n % 0 is 0.", _guarded(_mod), _mod_oracle),
-    _op("pow", "x: f32[*s~], y: f32[*s~] -> f32[*s]", "x to the power y.", jnp.power, np.power, cost="16 * elements"),
+    _op("pow", "x: f32[*s^], y: f32[*s^] -> f32[*s]", "x to the power y.", jnp.power, np.power, cost="16 * elements"),
     _op("max_elem", _BINARY, "The larger of x and y; NaN if either is.", jnp.maximum, np.maximum),
     _op("min_elem", _BINARY, "The smaller of x and y; NaN if either is.", jnp.minimum, np.minimum),
     _op("neg", _NUM, "-x; integers wrap.", jnp.negative, _integer(np.negative)),
@@ -190,8 +192,14 @@ OPS: tuple[Op, ...] = (
     _op("rsqrt", _MATH, "1 / sqrt(x).", lax.rsqrt, lambda x: (1 / np.sqrt(x.astype(np.float64))).astype(np.float32)),
     _op("tanh", _MATH, "Hyperbolic tangent.", jnp.tanh, np.tanh, cost="8 * elements"),
     _op("sigmoid", _MATH, "1 / (1 + exp(-x)).", jax.nn.sigmoid, _sigmoid_oracle, cost="8 * elements"),
+    _op("log1p", _MATH, "log(1 + x), exact near 0; log1p(-1) is -inf, NaN below.", jnp.log1p, np.log1p, cost="8 * elements"),
+    _op("expm1", _MATH, "exp(x) - 1, exact near 0.", jnp.expm1, np.expm1, cost="8 * elements"),
     _op("floor", _MATH, "Largest integer not above x.", jnp.floor, np.floor),
+    _op("ceil", _MATH, "Smallest integer not below x.", jnp.ceil, np.ceil),
+    _op("trunc", _MATH, "The integer part, towards 0.", jnp.trunc, np.trunc),
     _op("round", _MATH, "Nearest integer, halves to even.", jnp.round, np.rint),
+    _op("isnan", _TEST, "Whether x is NaN.", jnp.isnan, np.isnan),
+    _op("isfinite", _TEST, "Whether x is neither NaN nor infinite.", jnp.isfinite, np.isfinite),
     _op("eq", _EQUAL, "x == y.", lambda x, y: x == y, np.equal),
     _op("ne", _EQUAL, "x != y.", lambda x, y: x != y, np.not_equal),
     _op("lt", _COMPARE, "x < y; false if either is NaN.", lambda x, y: x < y, np.less),
@@ -200,14 +208,20 @@ OPS: tuple[Op, ...] = (
     _op("ge", _COMPARE, "x >= y; false if either is NaN.", lambda x, y: x >= y, np.greater_equal),
     _op("and", _LOGIC, "Both.", jnp.logical_and, np.logical_and),
     _op("or", _LOGIC, "Either or both.", jnp.logical_or, np.logical_or),
+    _op("xor", _LOGIC, "One of the two and not both.", jnp.logical_xor, np.logical_xor),
     _op("not", "x: bool[*s] -> bool[*s]", "The opposite.", jnp.logical_not, np.logical_not),
     _op("bit_and", _BITS, "Bitwise and.", jnp.bitwise_and, np.bitwise_and),
     _op("bit_or", _BITS, "Bitwise or.", jnp.bitwise_or, np.bitwise_or),
     _op("bit_xor", _BITS, "Bitwise exclusive or.", jnp.bitwise_xor, np.bitwise_xor),
-    _op("shift_left", _BITS, "x shifted up by y bits; 0 when y is 32 or more.", _shift(True), _shift_oracle(True)),
-    _op("shift_right", _BITS, "x shifted down by y bits; 0 when y is 32 or more.", _shift(False), _shift_oracle(False)),
+    _op("bit_not", "x: int[*s] -> int[*s]", "Every bit inverted.", jnp.bitwise_not, np.bitwise_not),
     _op(
-        "select", "condition: bool[*s~], x: any[*s~], y: any[*s~] -> any[*s]", "x where the condition holds, else y.",
+        "popcount", "x: int[*s] -> int[*s]", "Number of bits that are 1.", lax.population_count,
+        lambda x: np.bitwise_count(x.view(np.uint32)).astype(x.dtype),
+    ),
+    _op("shift_left", _SHIFT, "x shifted up by y bits; 0 when y is 32 or more.", _shift(True), _shift_oracle(True)),
+    _op("shift_right", _SHIFT, "x shifted down by y bits; 0 when y is 32 or more.", _shift(False), _shift_oracle(False)),
+    _op(
+        "select", "condition: bool[*s^], x: any[*s^], y: any[*s^] -> any[*s]", "x where the condition holds, else y.",
         jnp.where, np.where,
     ),
     _op(

@@ -93,15 +93,41 @@ def _mask_apply(x: Array, mask: Array) -> Array:
     return _fill(mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape), x)
 
 
+def _places(rank: int) -> Array:
+    """u32[1, ..., 32] of that rank: 0 to 31."""
+    return lax.broadcasted_iota(jnp.uint32, (1,) * (rank - 1) + (32,), rank - 1)
+
+
+def _unpack(words: Array, n: int) -> Array:
+    bits = (words[..., None] >> _places(words.ndim + 1)) & 1
+    return bits.reshape((*words.shape[:-1], -1))[..., :n] == 1
+
+
+def _pack(mask: Array) -> Array:
+    n = mask.shape[-1]
+    count = -(-n // 32)
+    widths = [(0, 0, 0)] * (mask.ndim - 1) + [(0, count * 32 - n, 0)]
+    bits = lax.pad(mask.astype(jnp.uint32), jnp.uint32(0), widths).reshape((*mask.shape[:-1], count, 32))
+    return jnp.sum(bits << _places(bits.ndim), axis=-1, dtype=jnp.uint32)
+
+
+def _unpack_oracle(words: np.ndarray, n: int) -> Array:
+    return np.stack([words[..., i // 32] >> np.uint32(i % 32) & np.uint32(1) for i in range(n)], -1) == 1
+
+
+def _pack_oracle(mask: np.ndarray) -> Array:
+    out = np.zeros((*mask.shape[:-1], -(-mask.shape[-1] // 32)), np.uint32)
+    for i in range(mask.shape[-1]):
+        out[..., i // 32] |= mask[..., i].astype(np.uint32) << np.uint32(i % 32)
+    return out
+
+
 def _mask_apply_packed(x: Array, mask: Array) -> Array:
-    bits = (mask[:, None] >> lax.iota(jnp.uint32, 32)[None, :]) & 1
-    keep = bits.reshape(-1)[: x.shape[-1]] == 1
-    return _fill(keep.reshape((1,) * (x.ndim - 1) + keep.shape), x)
+    return _mask_apply(x, _unpack(mask, x.shape[-1]))
 
 
 def _mask_packed_oracle(x: np.ndarray, mask: np.ndarray) -> Array:
-    keep = [int(mask[i // 32]) >> (i % 32) & 1 for i in range(x.shape[-1])]
-    return np.where(np.asarray(keep, bool), x, np.float32(-np.inf))
+    return np.where(_unpack_oracle(mask, x.shape[-1]), x, np.float32(-np.inf))
 
 
 def _window_mask(positions: Array, length: int, window: int, sink: int = 0) -> Array:
@@ -151,9 +177,18 @@ OPS: tuple[Op, ...] = (
         _mask_apply, lambda x, mask: np.where(mask, x, np.float32(-np.inf)),
     ),
     _op(
-        "mask_apply_packed", "x: f32[*s, n], mask: u32[(n + 31) // 32] -> f32[*s, n]",
-        "x where its bit holds, else -inf; element i is bit i % 32 of word i // 32, one mask for all rows.",
+        "mask_apply_packed", "x: f32[*s, n], mask: u32[*s~, (n + 31) // 32] -> f32[*s, n]",
+        "x where its bit holds, else -inf; element i is bit i % 32 of word i // 32; one mask per row, or one for all.",
         _mask_apply_packed, _mask_packed_oracle,
+    ),
+    _op(
+        "pack_mask", "mask: bool[*s, n] -> u32[*s, (n + 31) // 32]",
+        "A bool mask as words: element i is bit i % 32 of word i // 32; bits past the end are 0.", _pack, _pack_oracle,
+        cost="2 * elements",
+    ),
+    _op(
+        "unpack_mask", "words: u32[*s, (n + 31) // 32] -> bool[*s, n]", "The bool mask that `pack_mask` packed.",
+        _unpack, _unpack_oracle, attrs=(Attr("n", "int", "length of the mask", 1),),
     ),
     _op(
         "causal_mask", _MASK, "Key k is visible to position p when k <= p.",

@@ -16,6 +16,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from pie_xla.eta.op import Op, family
+from pie_xla.eta.ops.reduce import AXIS
 from pie_xla.eta.rules import Attr
 
 Array = Any
@@ -48,21 +49,38 @@ def _largest(x: Array, k: int) -> tuple[Array, Array]:
     return values, indices
 
 
-def _top_k(x: Array, k: int) -> tuple[Array, Array]:
-    values, indices = _largest(_usable(x), k)
-    return values, indices.astype(jnp.uint32)
+def _top_k(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
+    values, indices = _largest(_usable(jnp.moveaxis(x, axis, -1)), k)
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices.astype(jnp.uint32), -1, axis)
 
 
-def _sort_desc(x: Array) -> tuple[Array, Array]:
-    at = lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
-    negated, indices = lax.sort((-_usable(x), at), dimension=-1, is_stable=True, num_keys=1)
-    return -negated, indices
+def _sort(x: Array, axis: int) -> tuple[Array, Array]:
+    at = lax.broadcasted_iota(jnp.uint32, x.shape, axis % x.ndim)
+    values, indices = lax.sort((x, at), dimension=axis % x.ndim, is_stable=True, num_keys=1)
+    return values, indices
 
 
-def _top_k_oracle(x: np.ndarray, k: int) -> tuple[Array, Array]:
-    usable = np.where(np.isnan(x), -np.inf, x).astype(np.float32)
-    indices = np.argsort(-usable, axis=-1, kind="stable")[..., :k]
-    return np.take_along_axis(usable, indices, -1), indices.astype(np.uint32)
+def _sort_desc(x: Array, axis: int = -1) -> tuple[Array, Array]:
+    at = lax.broadcasted_iota(jnp.uint32, x.shape, axis % x.ndim)
+    floats = x.dtype == np.float32
+    falling = -_usable(x) if floats else ~x  # ~ turns the order of integers round, and nothing overflows
+    values, indices = lax.sort((falling, at), dimension=axis % x.ndim, is_stable=True, num_keys=1)
+    return (-values if floats else ~values), indices
+
+
+def _top_k_oracle(x: np.ndarray, k: int, axis: int = -1) -> tuple[Array, Array]:
+    rows = np.moveaxis(x, axis, -1)
+    if x.dtype == np.float32:
+        rows = np.where(np.isnan(rows), -np.inf, rows).astype(np.float32)
+    falling = -rows if x.dtype == np.float32 else -rows.astype(np.int64)
+    indices = np.argsort(falling, axis=-1, kind="stable")[..., :k]
+    values = np.take_along_axis(rows, indices, -1)
+    return np.moveaxis(values, -1, axis), np.moveaxis(indices.astype(np.uint32), -1, axis)
+
+
+def _sort_oracle(x: np.ndarray, axis: int) -> tuple[Array, Array]:
+    indices = np.argsort(x, axis=axis, kind="stable")
+    return np.take_along_axis(x, indices, axis), indices.astype(np.uint32)
 
 
 def _ordered(x: Array) -> Array:
@@ -174,20 +192,25 @@ def _prob_ge(x: Array, t: Array) -> Array:
 
 
 _FILTER_COST = "48 * elements"
-_PAIR = "-> values: f32[*s, {0}], indices: u32[*s, {0}]"
+_PAIR = "x: {1}[*a@axis, n, *b] -> values: {1}[*a, {0}, *b], indices: u32[*a, {0}, *b]"
 
 OPS: tuple[Op, ...] = (
     _op(
-        "top_k", "x: f32[*s, n] " + _PAIR.format("k"),
-        "The k largest of the last axis, largest first; lower index first on ties; NaN counts as -inf.",
-        _top_k, _top_k_oracle, attrs=(Attr("k", "int", "how many", 1),), where=("k <= n",),
+        "top_k", _PAIR.format("k", "f32"),
+        "The k largest along an axis, largest first; lower index first on ties; NaN counts as -inf.",
+        _top_k, _top_k_oracle, attrs=(Attr("k", "int", "how many", 1), AXIS), where=("k <= n",),
         cost="elements * (2 + log2(k))",
     ),
     _op(
-        "sort_desc", "x: f32[*s, n] " + _PAIR.format("n"),
-        "All of the last axis, largest first; lower index first on ties; NaN counts as -inf. "
+        "sort_desc", _PAIR.format("n", "num"),
+        "All along an axis, largest first; lower index first on ties; NaN counts as -inf. "
         "Dear: prefer top_k or a filter.",
-        _sort_desc, lambda x: _top_k_oracle(x, x.shape[-1]), cost="4 * elements * log2(n)",
+        _sort_desc, lambda x, axis: _top_k_oracle(x, x.shape[axis], axis), attrs=(AXIS,), cost="4 * elements * log2(n)",
+    ),
+    _op(
+        "sort", _PAIR.format("n", "num"),
+        "All along an axis, smallest first, and where each was (the argsort); lower index first on ties; NaN last. Dear.",
+        _sort, _sort_oracle, attrs=(AXIS,), cost="4 * elements * log2(n)",
     ),
     _op(
         "pivot_rank_le", "x: f32[*s, n], k: int[*s~] -> bool[*s, n]",

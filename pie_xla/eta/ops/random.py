@@ -34,6 +34,18 @@ def _gumbel_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) ->
     return (-np.log(-np.log1p(-wide))).astype(np.float32).reshape(shape)
 
 
+def _normal(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
+    return rng.normal(draw.bits(stream, 2 * prod(shape))).reshape(shape)
+
+
+def _normal_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> Array:
+    pairs = draw.bits(stream, 2 * prod(shape)).reshape(-1, 2)
+    v = (pairs[:, 0].astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    radius = np.sqrt(-2 * np.log(np.minimum(v, np.float32(1 - 2.0**-24)).astype(np.float64)))
+    turn = rng.uniform(pairs[:, 1]).astype(np.float64)
+    return (radius * np.cos(2 * np.pi * turn)).astype(np.float32).reshape(shape)
+
+
 def _first(hit: Array, otherwise: Array) -> Array:
     """i32[..., 1]: index of the first hit of the last axis, else the last index where `otherwise` holds, else 0."""
     n = hit.shape[-1]
@@ -94,6 +106,10 @@ OPS: tuple[Op, ...] = (
     _op(
         "gumbel", "-> f32[*shape]", "Standard Gumbel: argmax(logits + gumbel) draws from softmax(logits).",
         _gumbel, _gumbel_oracle, attrs=(_SHAPE, _STREAM), cost="80 * elements", random=True,
+    ),
+    _op(
+        "normal", "-> f32[*shape]", "Standard normal, by the Box-Muller transform.",
+        _normal, _normal_oracle, attrs=(_SHAPE, _STREAM), cost="200 * elements", random=True,
     ),
     _op(
         "categorical", "x: f32[*s, n] -> i32[*s]",

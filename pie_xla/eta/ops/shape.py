@@ -15,7 +15,8 @@ Array = Any
 _op = family("shape and linear")
 
 _SHAPE = Attr("shape", "shape", "extents of the result")
-_AXIS = Attr("axis", "int", "dimension, counted from 0", 0, 3, 0)
+_AXIS = Attr("axis", "axis", "dimension; a negative one counts from the end", default=0)
+_LAST = Attr("axis", "axis", "dimension; a negative one counts from the end", default=-1)
 
 
 def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
@@ -31,7 +32,23 @@ def _slice_oracle(x: np.ndarray, start: int, stop: int, axis: int) -> Array:
 
 
 def _matmul_oracle(a: np.ndarray, b: np.ndarray) -> Array:
-    return np.einsum("...k,kn->...n", a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
+    return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
+
+
+def _matmul(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _pad(x: Array, value: Array, low: int, high: int, axis: int) -> Array:
+    widths = [(0, 0, 0)] * x.ndim
+    widths[axis] = (low, high, 0)
+    return lax.pad(x, value, widths)
+
+
+def _pad_oracle(x: np.ndarray, value: np.ndarray, low: int, high: int, axis: int) -> Array:
+    rows = np.moveaxis(x, axis, 0)
+    ends = [np.full((count, *rows.shape[1:]), value, x.dtype) for count in (low, high)]
+    return np.moveaxis(np.concatenate([ends[0], rows, ends[1]]), 0, axis)
 
 
 OPS: tuple[Op, ...] = (
@@ -66,6 +83,25 @@ OPS: tuple[Op, ...] = (
     _op(
         "matmul", "a: f32[*s, k], b: f32[k, n] -> f32[*s, n]",
         "Sum over k of a[..., k] * b[k, n], in full f32 precision.",
-        lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST), _matmul_oracle, cost="size(s) * k * n",
+        _matmul, _matmul_oracle, cost="size(s) * k * n",
+    ),
+    _op(
+        "batch_matmul", "a: f32[*s^, m, k], b: f32[*s^, k, n] -> f32[*s, m, n]",
+        "One product of matrices per leading index, in full f32 precision.",
+        _matmul, _matmul_oracle, cost="size(s) * m * k * n",
+    ),
+    _op(
+        "pad", "x: any[*a@axis, n, *b], value: any[] -> any[*a, low + n + high, *b]",
+        "`low` values before x and `high` after it along an axis.", _pad, _pad_oracle,
+        attrs=(Attr("low", "int", "how many before", default=0), Attr("high", "int", "how many after", default=0), _AXIS),
+    ),
+    _op(
+        "flip", "x: any[*a@axis, n, *b] -> any[*a, n, *b]", "The elements of an axis in reverse order.",
+        lambda x, axis: jnp.flip(x, axis), lambda x, axis: np.flip(x, axis), attrs=(_LAST,),
+    ),
+    _op(
+        "permute", "x: any[*s] -> any[permute(s, axes)]", "The dimensions in another order: result dimension i is axes[i].",
+        lambda x, axes: jnp.transpose(x, axes), lambda x, axes: np.transpose(x, axes),
+        attrs=(Attr("axes", "axes", "each dimension of x once; negative ones count from the end"),),
     ),
 )  # fmt: skip

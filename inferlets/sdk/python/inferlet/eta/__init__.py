@@ -11,6 +11,7 @@ from inferlet.eta import _compose, _ops
 from inferlet.eta import _intrinsics as intrinsics
 from inferlet.eta._channel import Channel
 from inferlet.eta._compose import (
+    argsort,
     cummass_le,
     entropy,
     entropy_from_logprobs,
@@ -25,6 +26,7 @@ from inferlet.eta._compose import (
     rank_le,
     row_membership,
     scalar_gather,
+    stack,
     where,
 )
 from inferlet.eta._errors import EtaError
@@ -49,6 +51,7 @@ __all__ = [
     "Pipeline",
     "StateGeometry",
     "WorkingSet",
+    "argsort",
     "boolean",
     "cummass_le",
     "entropy",
@@ -68,6 +71,7 @@ __all__ = [
     "rank_le",
     "row_membership",
     "scalar_gather",
+    "stack",
     "u32",
     "where",
     *(name for name in _ops.__all__ if name != "mask_apply"),

@@ -112,6 +112,32 @@ def row_membership(rows: Any, keys: Any) -> Any:
     return rec.apply("reduce_any", (rec.apply("eq", (have, want), {}),), {})
 
 
+def stack(parts: list[Any] | tuple[Any, ...], axis: int = 0) -> Any:
+    """The parts, of one type, along a new axis of the result; a number takes the dtype of the first tensor."""
+    rec = recorder("stack")
+    if not isinstance(parts, list | tuple) or not parts:
+        raise EtaError("stack takes a list of at least one tensor")
+    dtype = next((rec.type_of(x)[0] for x in parts if not isinstance(x, int | float | list | tuple)), None)
+    tensors = [rec.literal(x, dtype) if isinstance(x, int | float | list | tuple) else x for x in parts]
+    shape = rec.type_of(tensors[0])[1]
+    if not isinstance(axis, int) or not -len(shape) - 1 <= axis <= len(shape):
+        raise EtaError(f"stack: axis {axis!r} is outside the result, which has {len(shape) + 1} dimensions")
+    at = axis % (len(shape) + 1)
+    for x in tensors:
+        if rec.type_of(x)[1] != shape:
+            raise EtaError(f"stack: the parts must have one shape, but are {list(shape)} and {list(rec.type_of(x)[1])}")
+    made = [rec.apply("reshape", (x,), {"shape": (*shape[:at], 1, *shape[at:])}) for x in tensors]
+    while len(made) > 1:  # pairs of pairs: n log n elements are moved, not n squared
+        pairs = [rec.apply("concat", (x, y), {"axis": at}) for x, y in zip(made[::2], made[1::2], strict=False)]
+        made = pairs + made[len(pairs) * 2 :]
+    return made[0]
+
+
+def argsort(x: Any, axis: int = -1) -> Any:
+    """u32: where each element of the ascending order along an axis is; lower index first on ties, NaN last."""
+    return recorder("argsort").apply("sort", (x,), {"axis": axis})[1]
+
+
 def fori(n: int, body: Callable[..., Any], init: Any) -> Any:
     """A loop of n iterations, n fixed when recorded: `carry = body(i, carry)` for i = 0 ... n - 1.
 

@@ -14,20 +14,26 @@ __all__ = [
     "abs_",
     "add",
     "and_",
+    "batch_matmul",
     "bit_and",
+    "bit_not",
     "bit_or",
     "bit_xor",
     "broadcast",
     "cast",
     "categorical",
     "causal_mask",
+    "ceil",
     "concat",
     "cos",
+    "cummax",
     "cumprod",
     "cumsum",
     "div",
     "eq",
     "exp",
+    "expm1",
+    "flip",
     "floor",
     "floor_div",
     "gather",
@@ -36,9 +42,13 @@ __all__ = [
     "gt",
     "gumbel",
     "iota",
+    "isfinite",
+    "isnan",
     "le",
     "log",
+    "log1p",
     "log_softmax",
+    "logsumexp",
     "lt",
     "mask_apply",
     "mask_apply_packed",
@@ -49,18 +59,25 @@ __all__ = [
     "mul",
     "ne",
     "neg",
+    "normal",
     "not_",
     "or_",
+    "pack_mask",
+    "pad",
+    "permute",
     "pivot_cummass_le",
     "pivot_prob_ge",
     "pivot_rank_le",
+    "popcount",
     "pow_",
     "recip",
     "reduce_all",
     "reduce_any",
     "reduce_argmax",
+    "reduce_argmin",
     "reduce_max",
     "reduce_min",
+    "reduce_prod",
     "reduce_sum",
     "rem",
     "reshape",
@@ -78,20 +95,24 @@ __all__ = [
     "slice_",
     "sliding_window_mask",
     "softmax",
+    "sort",
     "sort_desc",
     "sqrt",
     "sub",
     "tanh",
     "top_k",
     "transpose",
+    "trunc",
     "uniform",
+    "unpack_mask",
+    "xor",
 ]
 
 
 def add(x: Value, y: Value) -> Tensor:
     """x + y; integers wrap.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('add').apply('add', (x, y, ), {})
 
@@ -99,7 +120,7 @@ def add(x: Value, y: Value) -> Tensor:
 def sub(x: Value, y: Value) -> Tensor:
     """x - y; integers wrap.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('sub').apply('sub', (x, y, ), {})
 
@@ -107,7 +128,7 @@ def sub(x: Value, y: Value) -> Tensor:
 def mul(x: Value, y: Value) -> Tensor:
     """x * y; integers wrap.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('mul').apply('mul', (x, y, ), {})
 
@@ -115,7 +136,7 @@ def mul(x: Value, y: Value) -> Tensor:
 def div(x: Value, y: Value) -> Tensor:
     """x / y, f32 to 2 ulp; integers truncate towards 0, and n / 0 is 0.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('div').apply('div', (x, y, ), {})
 
@@ -123,7 +144,7 @@ def div(x: Value, y: Value) -> Tensor:
 def rem(x: Value, y: Value) -> Tensor:
     """Remainder of div, with the sign of x; integer n rem 0 is 0.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('rem').apply('rem', (x, y, ), {})
 
@@ -131,7 +152,7 @@ def rem(x: Value, y: Value) -> Tensor:
 def floor_div(x: Value, y: Value) -> Tensor:
     """x // y rounded down, as Python's; integer n // 0 is 0.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('floor_div').apply('floor_div', (x, y, ), {})
 
@@ -139,7 +160,7 @@ def floor_div(x: Value, y: Value) -> Tensor:
 def mod(x: Value, y: Value) -> Tensor:
     """x % y with the sign of y, as Python's; integer n % 0 is 0.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('mod').apply('mod', (x, y, ), {})
 
@@ -147,7 +168,7 @@ def mod(x: Value, y: Value) -> Tensor:
 def pow_(x: Value, y: Value) -> Tensor:
     """x to the power y.
 
-    x: f32[*s~], y: f32[*s~] -> f32[*s]
+    x: f32[*s^], y: f32[*s^] -> f32[*s]
     """
     return recorder('pow').apply('pow', (x, y, ), {})
 
@@ -155,7 +176,7 @@ def pow_(x: Value, y: Value) -> Tensor:
 def max_elem(x: Value, y: Value) -> Tensor:
     """The larger of x and y; NaN if either is.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('max_elem').apply('max_elem', (x, y, ), {})
 
@@ -163,7 +184,7 @@ def max_elem(x: Value, y: Value) -> Tensor:
 def min_elem(x: Value, y: Value) -> Tensor:
     """The smaller of x and y; NaN if either is.
 
-    x: num[*s~], y: num[*s~] -> num[*s]
+    x: num[*s^], y: num[*s^] -> num[*s]
     """
     return recorder('min_elem').apply('min_elem', (x, y, ), {})
 
@@ -264,12 +285,44 @@ def sigmoid(x: Value) -> Tensor:
     return recorder('sigmoid').apply('sigmoid', (x, ), {})
 
 
+def log1p(x: Value) -> Tensor:
+    """log(1 + x), exact near 0; log1p(-1) is -inf, NaN below.
+
+    x: f32[*s] -> f32[*s]
+    """
+    return recorder('log1p').apply('log1p', (x, ), {})
+
+
+def expm1(x: Value) -> Tensor:
+    """exp(x) - 1, exact near 0.
+
+    x: f32[*s] -> f32[*s]
+    """
+    return recorder('expm1').apply('expm1', (x, ), {})
+
+
 def floor(x: Value) -> Tensor:
     """Largest integer not above x.
 
     x: f32[*s] -> f32[*s]
     """
     return recorder('floor').apply('floor', (x, ), {})
+
+
+def ceil(x: Value) -> Tensor:
+    """Smallest integer not below x.
+
+    x: f32[*s] -> f32[*s]
+    """
+    return recorder('ceil').apply('ceil', (x, ), {})
+
+
+def trunc(x: Value) -> Tensor:
+    """The integer part, towards 0.
+
+    x: f32[*s] -> f32[*s]
+    """
+    return recorder('trunc').apply('trunc', (x, ), {})
 
 
 def round_(x: Value) -> Tensor:
@@ -280,10 +333,26 @@ def round_(x: Value) -> Tensor:
     return recorder('round').apply('round', (x, ), {})
 
 
+def isnan(x: Value) -> Tensor:
+    """Whether x is NaN.
+
+    x: f32[*s] -> bool[*s]
+    """
+    return recorder('isnan').apply('isnan', (x, ), {})
+
+
+def isfinite(x: Value) -> Tensor:
+    """Whether x is neither NaN nor infinite.
+
+    x: f32[*s] -> bool[*s]
+    """
+    return recorder('isfinite').apply('isfinite', (x, ), {})
+
+
 def eq(x: Value, y: Value) -> Tensor:
     """x == y.
 
-    x: any[*s~], y: any[*s~] -> bool[*s]
+    x: any[*s^], y: any[*s^] -> bool[*s]
     """
     return recorder('eq').apply('eq', (x, y, ), {})
 
@@ -291,7 +360,7 @@ def eq(x: Value, y: Value) -> Tensor:
 def ne(x: Value, y: Value) -> Tensor:
     """x != y.
 
-    x: any[*s~], y: any[*s~] -> bool[*s]
+    x: any[*s^], y: any[*s^] -> bool[*s]
     """
     return recorder('ne').apply('ne', (x, y, ), {})
 
@@ -299,7 +368,7 @@ def ne(x: Value, y: Value) -> Tensor:
 def lt(x: Value, y: Value) -> Tensor:
     """x < y; false if either is NaN.
 
-    x: num[*s~], y: num[*s~] -> bool[*s]
+    x: num[*s^], y: num[*s^] -> bool[*s]
     """
     return recorder('lt').apply('lt', (x, y, ), {})
 
@@ -307,7 +376,7 @@ def lt(x: Value, y: Value) -> Tensor:
 def le(x: Value, y: Value) -> Tensor:
     """x <= y; false if either is NaN.
 
-    x: num[*s~], y: num[*s~] -> bool[*s]
+    x: num[*s^], y: num[*s^] -> bool[*s]
     """
     return recorder('le').apply('le', (x, y, ), {})
 
@@ -315,7 +384,7 @@ def le(x: Value, y: Value) -> Tensor:
 def gt(x: Value, y: Value) -> Tensor:
     """x > y; false if either is NaN.
 
-    x: num[*s~], y: num[*s~] -> bool[*s]
+    x: num[*s^], y: num[*s^] -> bool[*s]
     """
     return recorder('gt').apply('gt', (x, y, ), {})
 
@@ -323,7 +392,7 @@ def gt(x: Value, y: Value) -> Tensor:
 def ge(x: Value, y: Value) -> Tensor:
     """x >= y; false if either is NaN.
 
-    x: num[*s~], y: num[*s~] -> bool[*s]
+    x: num[*s^], y: num[*s^] -> bool[*s]
     """
     return recorder('ge').apply('ge', (x, y, ), {})
 
@@ -331,7 +400,7 @@ def ge(x: Value, y: Value) -> Tensor:
 def and_(x: Value, y: Value) -> Tensor:
     """Both.
 
-    x: bool[*s~], y: bool[*s~] -> bool[*s]
+    x: bool[*s^], y: bool[*s^] -> bool[*s]
     """
     return recorder('and').apply('and', (x, y, ), {})
 
@@ -339,9 +408,17 @@ def and_(x: Value, y: Value) -> Tensor:
 def or_(x: Value, y: Value) -> Tensor:
     """Either or both.
 
-    x: bool[*s~], y: bool[*s~] -> bool[*s]
+    x: bool[*s^], y: bool[*s^] -> bool[*s]
     """
     return recorder('or').apply('or', (x, y, ), {})
+
+
+def xor(x: Value, y: Value) -> Tensor:
+    """One of the two and not both.
+
+    x: bool[*s^], y: bool[*s^] -> bool[*s]
+    """
+    return recorder('xor').apply('xor', (x, y, ), {})
 
 
 def not_(x: Value) -> Tensor:
@@ -355,7 +432,7 @@ def not_(x: Value) -> Tensor:
 def bit_and(x: Value, y: Value) -> Tensor:
     """Bitwise and.
 
-    x: u32[*s~], y: u32[*s~] -> u32[*s]
+    x: int[*s^], y: int[*s^] -> int[*s]
     """
     return recorder('bit_and').apply('bit_and', (x, y, ), {})
 
@@ -363,7 +440,7 @@ def bit_and(x: Value, y: Value) -> Tensor:
 def bit_or(x: Value, y: Value) -> Tensor:
     """Bitwise or.
 
-    x: u32[*s~], y: u32[*s~] -> u32[*s]
+    x: int[*s^], y: int[*s^] -> int[*s]
     """
     return recorder('bit_or').apply('bit_or', (x, y, ), {})
 
@@ -371,15 +448,31 @@ def bit_or(x: Value, y: Value) -> Tensor:
 def bit_xor(x: Value, y: Value) -> Tensor:
     """Bitwise exclusive or.
 
-    x: u32[*s~], y: u32[*s~] -> u32[*s]
+    x: int[*s^], y: int[*s^] -> int[*s]
     """
     return recorder('bit_xor').apply('bit_xor', (x, y, ), {})
+
+
+def bit_not(x: Value) -> Tensor:
+    """Every bit inverted.
+
+    x: int[*s] -> int[*s]
+    """
+    return recorder('bit_not').apply('bit_not', (x, ), {})
+
+
+def popcount(x: Value) -> Tensor:
+    """Number of bits that are 1.
+
+    x: int[*s] -> int[*s]
+    """
+    return recorder('popcount').apply('popcount', (x, ), {})
 
 
 def shift_left(x: Value, y: Value) -> Tensor:
     """x shifted up by y bits; 0 when y is 32 or more.
 
-    x: u32[*s~], y: u32[*s~] -> u32[*s]
+    x: u32[*s^], y: u32[*s^] -> u32[*s]
     """
     return recorder('shift_left').apply('shift_left', (x, y, ), {})
 
@@ -387,7 +480,7 @@ def shift_left(x: Value, y: Value) -> Tensor:
 def shift_right(x: Value, y: Value) -> Tensor:
     """x shifted down by y bits; 0 when y is 32 or more.
 
-    x: u32[*s~], y: u32[*s~] -> u32[*s]
+    x: u32[*s^], y: u32[*s^] -> u32[*s]
     """
     return recorder('shift_right').apply('shift_right', (x, y, ), {})
 
@@ -395,7 +488,7 @@ def shift_right(x: Value, y: Value) -> Tensor:
 def select(condition: Value, x: Value, y: Value) -> Tensor:
     """x where the condition holds, else y.
 
-    condition: bool[*s~], x: any[*s~], y: any[*s~] -> any[*s]
+    condition: bool[*s^], x: any[*s^], y: any[*s^] -> any[*s]
     """
     return recorder('select').apply('select', (condition, x, y, ), {})
 
@@ -410,84 +503,130 @@ def cast(x: Value, dtype: str) -> Tensor:
     return recorder('cast').apply('cast', (x, ), {'dtype': dtype})
 
 
-def reduce_sum(x: Value) -> Tensor:
-    """Sum of the last axis; integers wrap.
+def reduce_sum(x: Value, axis: int = -1) -> Tensor:
+    """Sum along an axis; integers wrap.
 
-    x: num[*s, n] -> num[*s]
+    x: num[*a@axis, n, *b] -> num[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('reduce_sum').apply('reduce_sum', (x, ), {})
+    return recorder('reduce_sum').apply('reduce_sum', (x, ), {'axis': axis})
 
 
-def reduce_max(x: Value) -> Tensor:
-    """Largest of the last axis; NaN if any is.
+def reduce_prod(x: Value, axis: int = -1) -> Tensor:
+    """Product along an axis; integers wrap.
 
-    x: num[*s, n] -> num[*s]
+    x: num[*a@axis, n, *b] -> num[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('reduce_max').apply('reduce_max', (x, ), {})
+    return recorder('reduce_prod').apply('reduce_prod', (x, ), {'axis': axis})
 
 
-def reduce_min(x: Value) -> Tensor:
-    """Smallest of the last axis; NaN if any is.
+def reduce_max(x: Value, axis: int = -1) -> Tensor:
+    """Largest along an axis; NaN if any is.
 
-    x: num[*s, n] -> num[*s]
+    x: num[*a@axis, n, *b] -> num[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('reduce_min').apply('reduce_min', (x, ), {})
+    return recorder('reduce_max').apply('reduce_max', (x, ), {'axis': axis})
 
 
-def reduce_argmax(x: Value) -> Tensor:
-    """Index of the largest of the last axis: lowest index on ties, never a NaN, 0 when all are NaN.
+def reduce_min(x: Value, axis: int = -1) -> Tensor:
+    """Smallest along an axis; NaN if any is.
 
-    x: num[*s, n] -> i32[*s]
+    x: num[*a@axis, n, *b] -> num[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('reduce_argmax').apply('reduce_argmax', (x, ), {})
+    return recorder('reduce_min').apply('reduce_min', (x, ), {'axis': axis})
 
 
-def reduce_any(x: Value) -> Tensor:
-    """Whether any of the last axis holds.
+def reduce_argmax(x: Value, axis: int = -1) -> Tensor:
+    """Index of the largest along an axis: lowest index on ties, never a NaN, 0 when all are NaN.
 
-    x: bool[*s, n] -> bool[*s]
+    x: num[*a@axis, n, *b] -> i32[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('reduce_any').apply('reduce_any', (x, ), {})
+    return recorder('reduce_argmax').apply('reduce_argmax', (x, ), {'axis': axis})
 
 
-def reduce_all(x: Value) -> Tensor:
-    """Whether all of the last axis hold.
+def reduce_argmin(x: Value, axis: int = -1) -> Tensor:
+    """Index of the smallest along an axis: lowest index on ties, never a NaN, 0 when all are NaN.
 
-    x: bool[*s, n] -> bool[*s]
+    x: num[*a@axis, n, *b] -> i32[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('reduce_all').apply('reduce_all', (x, ), {})
+    return recorder('reduce_argmin').apply('reduce_argmin', (x, ), {'axis': axis})
 
 
-def cumsum(x: Value) -> Tensor:
-    """Running sum of the last axis, inclusive; integers wrap.
+def reduce_any(x: Value, axis: int = -1) -> Tensor:
+    """Whether any along an axis holds.
 
-    x: num[*s, n] -> num[*s, n]
+    x: bool[*a@axis, n, *b] -> bool[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('cumsum').apply('cumsum', (x, ), {})
+    return recorder('reduce_any').apply('reduce_any', (x, ), {'axis': axis})
 
 
-def cumprod(x: Value) -> Tensor:
-    """Running product of the last axis, inclusive; integers wrap.
+def reduce_all(x: Value, axis: int = -1) -> Tensor:
+    """Whether all along an axis hold.
 
-    x: num[*s, n] -> num[*s, n]
+    x: bool[*a@axis, n, *b] -> bool[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('cumprod').apply('cumprod', (x, ), {})
+    return recorder('reduce_all').apply('reduce_all', (x, ), {'axis': axis})
 
 
-def softmax(x: Value) -> Tensor:
-    """exp(x) / sum(exp(x)) over the last axis; NaN or +inf make the row NaN; only -inf gives zeros.
+def logsumexp(x: Value, axis: int = -1) -> Tensor:
+    """log(sum(exp(x))) along an axis, without overflow; -inf when all are.
 
-    x: f32[*s, n] -> f32[*s, n]
+    x: f32[*a@axis, n, *b] -> f32[*a, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('softmax').apply('softmax', (x, ), {})
+    return recorder('logsumexp').apply('logsumexp', (x, ), {'axis': axis})
 
 
-def log_softmax(x: Value) -> Tensor:
+def cumsum(x: Value, axis: int = -1) -> Tensor:
+    """Running sum along an axis, inclusive; integers wrap.
+
+    x: num[*a@axis, n, *b] -> num[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('cumsum').apply('cumsum', (x, ), {'axis': axis})
+
+
+def cumprod(x: Value, axis: int = -1) -> Tensor:
+    """Running product along an axis, inclusive; integers wrap.
+
+    x: num[*a@axis, n, *b] -> num[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('cumprod').apply('cumprod', (x, ), {'axis': axis})
+
+
+def cummax(x: Value, axis: int = -1) -> Tensor:
+    """Running maximum along an axis; NaN from the first NaN on.
+
+    x: num[*a@axis, n, *b] -> num[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('cummax').apply('cummax', (x, ), {'axis': axis})
+
+
+def softmax(x: Value, axis: int = -1) -> Tensor:
+    """exp(x) / sum(exp(x)) along an axis; NaN or +inf make the row NaN; only -inf gives zeros.
+
+    x: f32[*a@axis, n, *b] -> f32[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('softmax').apply('softmax', (x, ), {'axis': axis})
+
+
+def log_softmax(x: Value, axis: int = -1) -> Tensor:
     """log(softmax(x)), without underflow; a row of -inf alone stays -inf.
 
-    x: f32[*s, n] -> f32[*s, n]
+    x: f32[*a@axis, n, *b] -> f32[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('log_softmax').apply('log_softmax', (x, ), {})
+    return recorder('log_softmax').apply('log_softmax', (x, ), {'axis': axis})
 
 
 def reshape(x: Value, shape: int | tuple[int, ...]) -> Tensor:
@@ -530,7 +669,7 @@ def concat(x: Value, y: Value, axis: int = 0) -> Tensor:
     """y after x along an axis.
 
     x: any[*a@axis, m, *b], y: any[*a@axis, n, *b] -> any[*a, m + n, *b]
-    axis: dimension, counted from 0.
+    axis: dimension; a negative one counts from the end.
     """
     return recorder('concat').apply('concat', (x, y, ), {'axis': axis})
 
@@ -541,7 +680,7 @@ def slice_(x: Value, start: int, stop: int, axis: int = 0) -> Tensor:
     x: any[*a@axis, n, *b] -> any[*a, stop - start, *b]
     start: first element.
     stop: one past the last element.
-    axis: dimension, counted from 0.
+    axis: dimension; a negative one counts from the end.
     """
     return recorder('slice').apply('slice', (x, ), {'start': start, 'stop': stop, 'axis': axis})
 
@@ -552,6 +691,43 @@ def matmul(a: Value, b: Value) -> Tensor:
     a: f32[*s, k], b: f32[k, n] -> f32[*s, n]
     """
     return recorder('matmul').apply('matmul', (a, b, ), {})
+
+
+def batch_matmul(a: Value, b: Value) -> Tensor:
+    """One product of matrices per leading index, in full f32 precision.
+
+    a: f32[*s^, m, k], b: f32[*s^, k, n] -> f32[*s, m, n]
+    """
+    return recorder('batch_matmul').apply('batch_matmul', (a, b, ), {})
+
+
+def pad(x: Value, value: Value, low: int = 0, high: int = 0, axis: int = 0) -> Tensor:
+    """`low` values before x and `high` after it along an axis.
+
+    x: any[*a@axis, n, *b], value: any[] -> any[*a, low + n + high, *b]
+    low: how many before.
+    high: how many after.
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('pad').apply('pad', (x, value, ), {'low': low, 'high': high, 'axis': axis})
+
+
+def flip(x: Value, axis: int = -1) -> Tensor:
+    """The elements of an axis in reverse order.
+
+    x: any[*a@axis, n, *b] -> any[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('flip').apply('flip', (x, ), {'axis': axis})
+
+
+def permute(x: Value, axes: tuple[int, ...]) -> Tensor:
+    """The dimensions in another order: result dimension i is axes[i].
+
+    x: any[*s] -> any[permute(s, axes)]
+    axes: each dimension of x once; negative ones count from the end.
+    """
+    return recorder('permute').apply('permute', (x, ), {'axes': axes})
 
 
 def gather(src: Value, idx: Value) -> Tensor:
@@ -595,11 +771,28 @@ def mask_apply(x: Value, mask: Value) -> Tensor:
 
 
 def mask_apply_packed(x: Value, mask: Value) -> Tensor:
-    """x where its bit holds, else -inf; element i is bit i % 32 of word i // 32, one mask for all rows.
+    """x where its bit holds, else -inf; element i is bit i % 32 of word i // 32; one mask per row, or one for all.
 
-    x: f32[*s, n], mask: u32[(n + 31) // 32] -> f32[*s, n]
+    x: f32[*s, n], mask: u32[*s~, (n + 31) // 32] -> f32[*s, n]
     """
     return recorder('mask_apply_packed').apply('mask_apply_packed', (x, mask, ), {})
+
+
+def pack_mask(mask: Value) -> Tensor:
+    """A bool mask as words: element i is bit i % 32 of word i // 32; bits past the end are 0.
+
+    mask: bool[*s, n] -> u32[*s, (n + 31) // 32]
+    """
+    return recorder('pack_mask').apply('pack_mask', (mask, ), {})
+
+
+def unpack_mask(words: Value, n: int) -> Tensor:
+    """The bool mask that `pack_mask` packed.
+
+    words: u32[*s, (n + 31) // 32] -> bool[*s, n]
+    n: length of the mask.
+    """
+    return recorder('unpack_mask').apply('unpack_mask', (words, ), {'n': n})
 
 
 def causal_mask(positions: Value, length: int) -> Tensor:
@@ -632,22 +825,32 @@ def sink_window_mask(positions: Value, length: int, window: int, sink: int) -> T
     return recorder('sink_window_mask').apply('sink_window_mask', (positions, ), {'length': length, 'window': window, 'sink': sink})
 
 
-def top_k(x: Value, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last axis, largest first; lower index first on ties; NaN counts as -inf.
+def top_k(x: Value, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """The k largest along an axis, largest first; lower index first on ties; NaN counts as -inf.
 
-    x: f32[*s, n] -> values: f32[*s, k], indices: u32[*s, k]
+    x: f32[*a@axis, n, *b] -> values: f32[*a, k, *b], indices: u32[*a, k, *b]
     k: how many.
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('top_k').apply('top_k', (x, ), {'k': k})
+    return recorder('top_k').apply('top_k', (x, ), {'k': k, 'axis': axis})
 
 
-def sort_desc(x: Value) -> tuple[Tensor, Tensor]:
-    """All of the last axis, largest first; lower index first on ties; NaN counts as -inf. Dear: prefer top_k or a
-    filter.
+def sort_desc(x: Value, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """All along an axis, largest first; lower index first on ties; NaN counts as -inf. Dear: prefer top_k or a filter.
 
-    x: f32[*s, n] -> values: f32[*s, n], indices: u32[*s, n]
+    x: num[*a@axis, n, *b] -> values: num[*a, n, *b], indices: u32[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
     """
-    return recorder('sort_desc').apply('sort_desc', (x, ), {})
+    return recorder('sort_desc').apply('sort_desc', (x, ), {'axis': axis})
+
+
+def sort(x: Value, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """All along an axis, smallest first, and where each was (the argsort); lower index first on ties; NaN last. Dear.
+
+    x: num[*a@axis, n, *b] -> values: num[*a, n, *b], indices: u32[*a, n, *b]
+    axis: dimension; a negative one counts from the end.
+    """
+    return recorder('sort').apply('sort', (x, ), {'axis': axis})
 
 
 def pivot_rank_le(x: Value, k: Value) -> Tensor:
@@ -693,6 +896,16 @@ def gumbel(shape: int | tuple[int, ...], stream: int | None = None) -> Tensor:
     stream: which independent stream of the pass; set when traced.
     """
     return recorder('gumbel').apply('gumbel', (), {'shape': shape, 'stream': stream})
+
+
+def normal(shape: int | tuple[int, ...], stream: int | None = None) -> Tensor:
+    """Standard normal, by the Box-Muller transform.
+
+    -> f32[*shape]
+    shape: extents of the result.
+    stream: which independent stream of the pass; set when traced.
+    """
+    return recorder('normal').apply('normal', (), {'shape': shape, 'stream': stream})
 
 
 def categorical(x: Value, stream: int | None = None) -> Tensor:

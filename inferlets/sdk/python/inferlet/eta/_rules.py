@@ -7,10 +7,12 @@ A type is a pair `(dtype, shape)`: `("f32", (8, 49152))`. A signature reads
   name, so that `num[*s], num[*s]` is one element type; the name of a dtype attribute stands for its value.
 - dimension: a name binds an extent; an attribute's name or an expression (`stop - start`, `(n + 31) // 32`) must equal
   it.
-- `*s` binds any number of dimensions; `*s~` may be left out by an operand (so a scalar meets any shape); `*s@axis` has
+- `*s` binds any number of dimensions; `*s~` may be left out by an operand (so one mask serves all rows); the `*s^` of
+  several operands broadcast together as NumPy's shapes do (last dimensions first, 1 meets any extent); `*s@axis` has
   `axis` dimensions; `*shape` with a shape attribute is that shape.
-Expressions hold integers, `+ - * //`, comparisons, `size(s)`, `rank(s)`, `log2(n)` (rounded up), `min`, `max`, and
-`leads(s, t)`: the dimensions of s are the first ones of t, or 1.
+Expressions hold integers, `+ - * //`, comparisons, `size(s)`, `rank(s)`, `log2(n)` (rounded up), `min`, `max`,
+`leads(s, t)`: the dimensions of s are the first ones of t, or 1, and `permute(s, axes)`. An `axis` attribute counts the
+first operand's dimensions, from the end when negative; in signatures it is the count from the front.
 
 Written by `python -m pie_xla.eta.emit` from pie_xla/eta; do not edit.
 """
@@ -45,7 +47,11 @@ def show(kind: Type) -> str:
 
 
 class Attr:
-    """One attribute: `kind` is int, dtype or shape; `low`, `high` bound an int; without `default` it must be given."""
+    """One attribute; without `default` it must be given.
+
+    `kind` is int (in `low`..`high`), dtype, shape, axis (a dimension of the first operand) or axes (an order of all of
+    them).
+    """
 
     def __init__(
         self, name: str, kind: str, doc: str, low: int = 0, high: int = MAX_ELEMENTS, default: int | None = None
@@ -59,20 +65,25 @@ class Attr:
             if isinstance(value, str) and value in DTYPES:
                 return str(value)
             raise RuleError(f"{op}: {self.name} must be one of {', '.join(DTYPES)}, got {value!r}")
-        if self.kind == "shape":
+        if self.kind in ("shape", "axes"):
             if isinstance(value, int) and not isinstance(value, bool):
                 value = (value,)
             if not isinstance(value, tuple | list):
                 raise RuleError(f"{op}: {self.name} must be a tuple of Python ints, got {_name(value)}")
             shape = tuple(self._extent(op, extent) for extent in value)
-            check_shape(op, shape)
+            if self.kind == "shape":
+                check_shape(op, shape)
             return shape
         return self._extent(op, value)
 
     def _extent(self, op: str, value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise RuleError(f"{op}: {self.name} must be a Python int (it is fixed when traced), got {_name(value)}")
-        low, high = (1, MAX_ELEMENTS) if self.kind == "shape" else (self.low, self.high)
+        low, high = self.low, self.high
+        if self.kind == "shape":
+            low, high = 1, MAX_ELEMENTS
+        elif self.kind in ("axis", "axes"):
+            low, high = -MAX_RANK, MAX_RANK - 1
         if not low <= value <= high:
             raise RuleError(f"{op}: {self.name} must be in {low}..{high}, got {value}")
         return int(value)
@@ -110,7 +121,8 @@ class _Dim:
         self.star = text.startswith("*")
         text = text.removeprefix("*")
         self.optional = text.endswith("~")
-        text, _, self.length = text.removesuffix("~").partition("@")
+        self.broadcast = text.endswith("^")
+        text, _, self.length = text.rstrip("~^").partition("@")
         self.name = text
         self.code = None if text.isidentifier() else _compile(text)
 
@@ -142,6 +154,22 @@ def _leads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in zip(small, large, strict=False))
 
 
+def _permute(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    if sorted(axis % len(shape) if -len(shape) <= axis < len(shape) else -1 for axis in axes) != [*range(len(shape))]:
+        raise RuleError(f"axes must name each of the {len(shape)} dimensions once, got {list(axes)}")
+    return tuple(shape[axis] for axis in axes)
+
+
+def merge(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that a and b broadcast to as in NumPy, or None."""
+    if len(a) < len(b):
+        a, b = b, a
+    tail = a[len(a) - len(b) :]
+    if any(x != y and x != 1 and y != 1 for x, y in zip(tail, b, strict=True)):
+        return None
+    return a[: len(a) - len(b)] + tuple(y if x == 1 else x for x, y in zip(tail, b, strict=True))
+
+
 _FUNCTIONS = {
     "__builtins__": {},
     "size": prod,
@@ -150,6 +178,7 @@ _FUNCTIONS = {
     "max": max,
     "log2": _log2,
     "leads": _leads,
+    "permute": _permute,
 }
 
 
@@ -179,6 +208,7 @@ class Rule:
         left, _, right = signature.partition("->")
         self.operands = [Pattern(part) for part in _split(left)]
         self.results = [Pattern(part) for part in _split(right)]
+        self.broadcasts = any(dim.broadcast for pattern in self.operands for dim in pattern.dims)
         self._where = [(text, _compile(text)) for text in where]
         self._cost = _compile(cost) if cost else None
         self._memo: dict[tuple, tuple[tuple[Type, ...], int]] = {}  # type: ignore[type-arg]
@@ -211,7 +241,9 @@ class Rule:
             names = ", ".join(pattern.name for pattern in self.operands)
             raise RuleError(f"{self.name}: takes {len(self.operands)} operands ({names}), got {len(operands)}")
         dtypes: dict[str, tuple[str, str]] = {}
-        bound: dict[str, object] = dict(attrs)
+        bound: dict[str, object] = dict(attrs) | {
+            name: self._axis(name, attrs[name], operands[0]) for name, attr in self.attrs.items() if attr.kind == "axis"
+        }
         owners: dict[str, str] = {}
         for pattern, kind in zip(self.operands, operands, strict=True):
             self._match_dtype(pattern, kind, dtypes, attrs)
@@ -236,6 +268,12 @@ class Rule:
         size = max([prod(kind[1]) for kind in (*operands, *results)], default=1)
         cost = _evaluate(self._cost, bound | {"elements": size}) if self._cost else size
         return tuple(results), max(cost, OP_COST)
+
+    def _axis(self, name: str, axis: object, operand: Type) -> int:
+        rank = len(operand[1])
+        if not isinstance(axis, int) or not -rank <= axis < rank:
+            raise RuleError(f"{self.name}: {name} {axis} is outside {show(operand)}, which has {rank} dimensions")
+        return axis % rank
 
     def _match_dtype(
         self, pattern: Pattern, kind: Type, dtypes: dict[str, tuple[str, str]], attrs: dict[str, object]
@@ -280,7 +318,19 @@ class Rule:
                     raise refuse(f"dimension {at - 1} of {show(kind)} is not {want} ({owners.get(dim.name, dim.name)})")
                 continue
             left = len(shape) - at - sum(not d.star for d in pattern.dims[index + 1 :])
+            if left < 0:
+                raise refuse(f"{show(kind)} has too few dimensions")
             known = bound.get(dim.name)
+            if dim.broadcast:
+                own = shape[at : at + left]
+                merged = merge(known if isinstance(known, tuple) else (), own)
+                if merged is None:
+                    raise refuse(f"{show(kind)} does not broadcast with {owners[dim.name]}")
+                bound[dim.name] = merged
+                if merged == own:
+                    owners[dim.name] = f"{dim.name} = {list(own)} from {pattern.name}"
+                at += left
+                continue
             if dim.optional and left == 0:
                 continue
             if known is None:

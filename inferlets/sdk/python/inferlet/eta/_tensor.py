@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Tensor:
     """A value of the device program being recorded: dtype and shape are known, elements are not.
 
-    Operators work element by element on equal shapes, or with a scalar or a Python number, which takes the tensor's
-    dtype. `/` is for f32, `//` and `%` round down as Python's; `& | ^ ~` are for bool (`& | ^` also bitwise for u32);
-    `==` compares.
+    Operators work element by element on shapes that broadcast as NumPy's do; a Python number takes the tensor's dtype.
+    `/` is for f32, `//` and `%` round down as Python's; `& | ^ ~` are logical for bool and bitwise for integers; `==`
+    compares.
     """
 
     __slots__ = ("_id", "_recorder", "_scope", "dtype", "shape")
@@ -111,7 +111,8 @@ class Tensor:
         return self._binary("pow", other, True)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return self._binary("matmul", other)
+        batched = isinstance(other, Tensor) and other.ndim > 2
+        return self._binary("batch_matmul" if batched else "matmul", other)
 
     def __neg__(self) -> Tensor:
         return self._recorder.apply("neg", (self,), {})
@@ -146,7 +147,8 @@ class Tensor:
             raise EtaError(f"{self!r} is compared with {other!r:.60}, which is neither a tensor nor a number")
         return made
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        self._unknown("a tensor as a key or in a set", "equality is known on the device only; use a list or its index")
 
     def __and__(self, other: Any) -> Tensor:
         return self._binary("and" if self.dtype == "bool" else "bit_and", other)
@@ -161,7 +163,7 @@ class Tensor:
         return self.__or__(other)
 
     def __xor__(self, other: Any) -> Tensor:
-        return self._binary("ne" if self.dtype == "bool" else "bit_xor", other)
+        return self._binary("xor" if self.dtype == "bool" else "bit_xor", other)
 
     def __lshift__(self, other: Any) -> Tensor:
         return self._binary("shift_left", other)
@@ -170,7 +172,7 @@ class Tensor:
         return self._binary("shift_right", other)
 
     def __invert__(self) -> Tensor:
-        return self._recorder.apply("not", (self,), {})
+        return self._recorder.apply("not" if self.dtype == "bool" else "bit_not", (self,), {})
 
     def __getitem__(self, key: Any) -> Tensor:
         """`x[3]`, `x[-1]`, `x[2:5]`, `x[0, :4]` are cut when recorded; `x[indices]` gathers along the first axis."""
