@@ -23,7 +23,10 @@ import numpy as np
 
 from pie_xla.hub.load import load_params
 from pie_xla.hub.store import Store
+from pie_xla.kernels.build import library
+from pie_xla.kernels.cpu import load
 from pie_xla.kernels.ops import Kernel, ops_for
+from pie_xla.progress import SILENT
 from poem.lower import Loop, LoweredModel, lower
 from poem.spec import KV, Attention, Batch, Leaf, Ops, State
 
@@ -174,12 +177,18 @@ def main() -> None:
     parser.add_argument("--cached", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop", type=Loop, choices=list(Loop), default=Loop.UNROLLED)
+    parser.add_argument("--kernel", type=Kernel, choices=[Kernel.XLA, Kernel.CPU], default=Kernel.CPU)
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "pie-xla", help="where kernels are built"
+    )
     parser.add_argument("--store", type=Path, help="directory of imported models: real weights of --model")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--parts", action="store_true", help="also time the step without attention")
     arguments = parser.parse_args()
 
-    ops = ops_for(Kernel.XLA)
+    if arguments.kernel is Kernel.CPU:
+        load(library(arguments.cache, SILENT))
+    ops = ops_for(arguments.kernel)
     entry = None if arguments.store is None else Store(arguments.store).open(arguments.model)
     config = SMOLLM2 if entry is None else entry.config
     model = lower(config, ops=ops, loop=arguments.loop)

@@ -162,6 +162,9 @@ class EngineSettings:
     platform: Literal["auto", "cpu", "gpu", "tpu"] = setting(
         "auto", _choice("auto", "cpu", "gpu", "tpu"), "where to compute; auto: the best device that is there"
     )
+    kernels: Literal["auto", "xla", "cpu"] = setting(
+        "auto", _choice("auto", "xla", "cpu"), "attention kernels; auto: the fastest that this machine can have"
+    )
     kv_memory: int | Auto = setting("auto", _or_auto(SIZE), "memory for sequence state; auto: a share of what is free")
     page_size: int = setting(16, _whole(1, 1024), "positions in a page of state")
     max_rows: int = setting(32, _whole(1, 4096), "rows (sequences) in one step")

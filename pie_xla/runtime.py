@@ -158,12 +158,13 @@ def open_runtime(
         from pie_xla.engine.api import LoadedModel
         from pie_xla.engine.lowering import remembered
 
-        kernel = kernel_for(devices[0])
+        with timings.span("kernels"):
+            kernel, library = kernel_for(devices[0], config, progress)
         options = engine_options(config.engine, total_bytes(models), devices[0].platform)
         loaded = []
         for one, own, arrays in zip(models, leaves, stored, strict=True):
             with timings.span(f"lowering{_of(one, models)}"):
-                recipe = recipe_of(config, one.entry, kernel)
+                recipe = recipe_of(config, one.entry, kernel, library)
                 key = step_key(recipe)
                 lowered = remembered(recipe, key, config.cache_dir / "executables")
             check_stored(one.entry, own, lowered.stored)
@@ -310,11 +311,35 @@ def import_jax(platform: str) -> Any:
         raise PieError(f"JAX cannot use the platform '{platform}': {error}", hint) from None
 
 
-def kernel_for(device: Any) -> Kernel:
-    """The attention kernels of a device's platform."""
+def kernel_for(device: Any, config: Config, progress: Progress) -> tuple[Kernel, str]:
+    """The attention kernels of a device's platform, ready to be called, and the file that holds them ("" where JAX does).
+
+    Raises:
+        PieError: the settings ask for kernels that this machine cannot have.
+    """
     from pie_xla.kernels.ops import Kernel
 
-    return Kernel.TPU if device.platform == "tpu" else Kernel.XLA
+    wanted = config.engine.kernels
+    if device.platform != "cpu":
+        if wanted == "cpu":
+            raise PieError(
+                f"engine.kernels is cpu, but the device is a {device.platform}", "set engine.kernels to auto"
+            )
+        return (Kernel.TPU if device.platform == "tpu" and wanted == "auto" else Kernel.XLA), ""
+    if wanted == "xla":
+        return Kernel.XLA, ""
+    try:
+        from pie_xla.kernels.build import library
+        from pie_xla.kernels.cpu import load
+
+        path = library(config.cache_dir, progress)
+        load(path)
+    except (PieError, OSError) as error:
+        if wanted == "cpu":
+            raise
+        progress.note(f"attention in plain XLA, which is slower: {error}")
+        return Kernel.XLA, ""
+    return Kernel.CPU, str(path)
 
 
 def _has_tpu() -> bool:
@@ -334,12 +359,12 @@ def _loop_for(kernel: Kernel) -> Loop:
     return Loop.SCAN if kernel is Kernel.TPU else Loop.UNROLLED
 
 
-def recipe_of(config: Config, entry: ModelEntry, kernel: Kernel) -> Recipe:
+def recipe_of(config: Config, entry: ModelEntry, kernel: Kernel, library: str = "") -> Recipe:
     """All that decides how the model is lowered."""
     from pie_xla.engine.api import Recipe
 
     loop = _loop_for(kernel).value
-    return Recipe(entry.config, kernel.value, entry.manifest.dtype, config.engine.page_size, loop)
+    return Recipe(entry.config, kernel.value, entry.manifest.dtype, config.engine.page_size, loop, library)
 
 
 def _load_engine(
@@ -399,7 +424,7 @@ def step_key(recipe: Any) -> str:
     """A digest of all that decides a step's machine code: the model's recipe, and the source of what lowers it."""
     digest = hashlib.sha256(json.dumps(vars(recipe), sort_keys=True, default=str).encode())
     for folder in (_PACKAGE.parent / "poem", _PACKAGE / "engine", _PACKAGE / "eta", _PACKAGE / "kernels"):
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(found for found in folder.rglob("*") if found.suffix in (".py", ".cc", ".inc", ".h")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -100,15 +101,28 @@ def hardware(config: Config) -> Iterator[Finding]:
 def devices(config: Config) -> Iterator[Finding]:
     """What JAX sees, and which attention kernel it gets."""
     try:
+        from pie_xla.progress import SILENT
         from pie_xla.runtime import import_jax, kernel_for
 
         found = import_jax(config.engine.platform)
+        kernel, library = kernel_for(found[0], config, SILENT)
     except (PieError, ImportError) as error:
         yield fail("devices", str(error), "check engine.platform, JAX_PLATFORMS and the accelerator's plugin")
         return
     kinds = sorted({f"{device.platform} ({device.device_kind})" for device in found})
     yield ok("devices", f"{len(found)} x {', '.join(kinds)}")
-    yield ok("kernels", f"attention: {kernel_for(found[0]).value}")
+    yield _kernels(found[0].platform, kernel.value, library, config)
+
+
+def _kernels(platform: str, kernel: str, library: str, config: Config) -> Finding:
+    """Which attention kernels are used, and why not better ones."""
+    if library:
+        from pie_xla.kernels.cpu import load
+
+        return ok("kernels", f"attention: {kernel} ({load(Path(library))})")
+    if platform == "cpu" and config.engine.kernels == "auto":
+        return warn("kernels", "attention: xla; the CPU kernels could not be built", "apt-get install g++")
+    return ok("kernels", f"attention: {kernel}")
 
 
 def store(config: Config) -> Iterator[Finding]:

@@ -157,13 +157,17 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to lower the model again without its weights, for a compile process: the arguments of `poem.lower.lower` on one device."""
+    """How to lower the model again without its weights, for a compile process: the arguments of `poem.lower.lower` on one device.
+
+    `library`: the file of the CPU kernels, where the kernel is theirs.
+    """
 
     config: Mapping[str, Any]
     kernel: str
     dtype: str
     page_size: int
     loop: str
+    library: str = ""
 
 
 @dataclass(frozen=True)

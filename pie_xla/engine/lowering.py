@@ -34,6 +34,10 @@ def lower_recipe(recipe: Recipe) -> LoweredModel:
     from poem.lower import lower
     from poem.spec import Loop, PoemError
 
+    if recipe.library:
+        from pie_xla.kernels.cpu import load
+
+        load(Path(recipe.library))
     try:
         return lower(
             recipe.config,

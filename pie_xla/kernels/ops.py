@@ -13,6 +13,7 @@ class Kernel(enum.Enum):
     """A set of attention kernels."""
 
     XLA = "xla"  # plain XLA, everywhere
+    CPU = "cpu"  # C++ through XLA's foreign function interface
     TPU = "tpu"  # JAX's Pallas ragged paged attention
 
 
@@ -23,6 +24,10 @@ def ops_for(kernel: Kernel, mesh: Mesh | None = None) -> Ops:
             from pie_xla.kernels.xla import XlaOps
 
             return XlaOps()
+        case Kernel.CPU:
+            from pie_xla.kernels.cpu import CpuOps
+
+            return CpuOps()
         case Kernel.TPU:
             # imported late: Pallas takes 0.3 s to import, and only a TPU needs it
             from pie_xla.kernels.tpu import TpuOps

@@ -1,13 +1,19 @@
-"""`Batch.view` on the XLA kernel equals dense attention in NumPy: evicted cells, gaps in positions, windows, sinks, masks."""
+"""`Batch.view` on each kernel equals dense attention in NumPy: evicted cells, gaps in positions, windows, sinks, masks."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pie_xla.kernels.build import library
+from pie_xla.kernels.cpu import CpuOps, load
 from pie_xla.kernels.xla import XlaOps
+from pie_xla.progress import SILENT
 from poem.spec import Attention, Batch, View
 
 B, Q, H, K, D, PAGE, N = 3, 4, 4, 2, 8, 4, 24
@@ -30,9 +36,17 @@ def dense(query, key, value, seen):
     return out
 
 
+@pytest.fixture(scope="module")
+def cpu(model_cache: Path) -> CpuOps:
+    load(library(model_cache, SILENT))
+    return CpuOps()
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([None, 5, 9]), st.booleans(), st.booleans())
-def test_attention_with_a_view_equals_dense_attention(seed: int, window: int | None, own: bool, masked: bool) -> None:
+@given(st.integers(0, 10**6), st.sampled_from([None, 5, 9]), st.booleans(), st.booleans(), st.booleans())
+def test_attention_with_a_view_equals_dense_attention(
+    cpu: CpuOps, seed: int, window: int | None, own: bool, masked: bool, native: bool
+) -> None:
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, CELLS - Q, B)
     counts = rng.integers(1, Q + 1, B)
@@ -52,11 +66,11 @@ def test_attention_with_a_view_equals_dense_attention(seed: int, window: int | N
     pool = {name: rng.standard_normal((B * N + 1, K, PAGE, D)).astype(np.float32) for name in ("key", "value")}
     query, key, value = (rng.standard_normal((B, Q, heads, D)).astype(np.float32) for heads in (H, K, K))
 
-    out, new = XlaOps(cells=8, block=(8, 8)).attend(
+    out, new = (cpu if native else XlaOps(cells=8, block=(8, 8))).attend(
         jnp.asarray(query),
         jnp.asarray(key),
         jnp.asarray(value),
-        {name: jnp.asarray(array) for name, array in pool.items()},
+        {name: jnp.array(array) for name, array in pool.items()},
         jnp.asarray(pages, jnp.int32),
         0,
         Batch(

@@ -1,0 +1,3 @@
+#define PIE_NAMESPACE avx512
+#define PIE_LANES 16
+#include "attention.inc"

@@ -1,0 +1,3 @@
+#define PIE_NAMESPACE base
+#define PIE_LANES 4
+#include "attention.inc"
