@@ -55,8 +55,9 @@ bench: $(VENV)/.installed-test
 
 # The wheel carries the language component, so that its users need not build it.
 wheel: $(VENV)/.installed
-	rm -rf pie_xla/_component
+	rm -rf pie_xla/_component pie_xla/_kernels
 	$(BIN)/python -m pie_xla.process.wasm.build pie_xla/_component
+	$(BIN)/python -m pie_xla.kernels.build pie_xla/_kernels
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:

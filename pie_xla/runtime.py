@@ -273,17 +273,15 @@ def engine_options(settings: EngineSettings, weight_bytes: int, platform: str) -
     if state is None and platform == "cpu":
         share = min(MOST, int(SHARE * max(0, machine.memory()[1] - weight_bytes)))
         state = 1 << (share.bit_length() - 1) if share else 0
-    rows = tuple(2**i for i in range(settings.max_rows.bit_length()) if 2**i <= settings.max_rows)
-    if rows[-1] != settings.max_rows:
-        rows = (*rows, settings.max_rows)
-    chunks = tuple(n for n in (16, 64, 256, 1024, 4096, 16384, 65536) if n < settings.max_tokens)
-    prefill = tuple((1, n) for n in (*chunks, settings.max_tokens))
-    groups = tuple((n, 16) for n in (8, 16) if n <= settings.max_rows and n * 16 <= settings.max_tokens)
+    # Each size is an executable of its own, 25 MB of memory; a step of four rows costs hardly more than one of two.
+    rows = tuple(n for n in (1, 4, 8, *(2**i for i in range(4, 13))) if n < settings.max_rows)
+    chunks = tuple(n for n in (16, 128, 512, 2048, 8192, 32768) if n < settings.max_tokens)
+    groups = tuple((n, 16) for n in (16,) if n <= settings.max_rows and n * 16 <= settings.max_tokens)
     return EngineOptions(
         state_bytes=state,
         max_context=None if isinstance(settings.max_context, Auto) else settings.max_context,
-        decode_rows=rows,
-        prefill=prefill + groups,
+        decode_rows=(*rows, settings.max_rows),
+        prefill=(*((1, n) for n in (*chunks, settings.max_tokens)), *groups),
     )
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pie_xla.engine.records import WorkingSet
 
 
+_BUILDING = threading.Semaphore(2)  # loading a step takes 60 MB for a while, compiling one 200
+
+
 class Served:
     """One model of an engine. Programs, pages and executables are its own; the device words are everybody's.
 
@@ -98,7 +101,8 @@ class Served:
 
     def _build(self, bucket: Bucket) -> None:
         try:
-            self.programs.build_step(bucket)
+            with _BUILDING:
+                self.programs.build_step(bucket)
         except Exception as error:
             self.programs.failed_steps[bucket] = str(error)
 
