@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from pie_xla.errors import PieError
 from pie_xla.eta.types import ChannelUse, Program, Read, TensorType
 
 WISHES_BEFORE_COMPILE = 2  # a size asked for once may never come again
+NICE = 10
 COMPILE_STACK = 64 << 20  # XLA's passes recurse deeper than a default thread allows
 
 
@@ -83,7 +86,7 @@ class ProgramTable:
         self.ready_steps: frozenset[Bucket] = frozenset()
         self.failed_steps: dict[Bucket, str] = {}
         before = threading.stack_size(COMPILE_STACK)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="pie-compile")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="pie-compile", initializer=_step_back)
         for _ in range(2):  # threads take their stack size when they start
             self._pool.submit(lambda: None)
         threading.stack_size(before)
@@ -219,6 +222,12 @@ class ProgramTable:
 
     def entries(self) -> list[ProgramEntry]:
         return list(self._entries.values())
+
+
+def _step_back() -> None:
+    """Let this thread's compiles wait for whoever computes tokens. Elsewhere than on Linux a thread has no priority of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -284,3 +286,47 @@ def test_executables_come_back_from_disk(model, tmp_path: Path):
     tmp_path.chmod(0o777)
     with pytest.raises(PieError, match="can be written by others"):
         Engine(model, OPTIONS, store=tmp_path)
+
+
+class Gate:
+    """A launch's faults, which cannot be read before the launch after it has been dispatched."""
+
+    def __init__(self, faults, following: threading.Event, waited: list[bool]) -> None:
+        self._faults, self._following, self._waited = faults, following, waited
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        self._waited.append(self._following.wait(20))
+        return np.asarray(self._faults)
+
+
+def test_the_next_step_is_dispatched_before_this_one_is_read(model, monkeypatch: pytest.MonkeyPatch):
+    """Reading step n waits until step n + 1 is on its way: only a host that is not in the loop gets through."""
+    served = engine(model)
+    steps = 8
+    events = [threading.Event() for _ in range(steps + 1)]
+    events[steps].set()  # nothing follows the last one
+    waited: list[bool] = []
+    launches = itertools.count()
+    launch = served.default.launcher.launch
+
+    def gated(*args, **kwargs):
+        flight = launch(*args, **kwargs)
+        n = next(launches)
+        events[n].set()
+        flight.faults = Gate(flight.faults, events[n + 1], waited)
+        return flight
+
+    try:
+        client = served.client("", listener := Listener())
+        warm = chain(client, PROMPT, 3, Greedy())[2]
+        listener.wait(warm[-1])
+        served.settle()
+        monkeypatch.setattr(served.default.launcher, "launch", gated)
+        tickets = chain(client, PROMPT, steps, Greedy())[2]
+        got = [int(listener.wait(ticket)[0]) for ticket in tickets]
+        assert got == reference_greedy(model.lowered, model.params, PROMPT, steps)
+        assert waited == [True] * steps
+    finally:
+        for event in events:
+            event.set()
+        served.close()

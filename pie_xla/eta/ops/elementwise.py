@@ -96,6 +96,11 @@ def _floor_div_oracle(x: np.ndarray, y: np.ndarray) -> Array:
     return _wrap(np.where(y64 == 0, 0, np.floor_divide(x64, _safe(y64))), x.dtype)
 
 
+def _pow_oracle(x: np.ndarray, y: np.ndarray) -> Array:
+    # With a scalar exponent of 0.5 NumPy takes a square root, which knows no power of -inf.
+    return np.power(np.atleast_1d(x), np.atleast_1d(y)).reshape(np.broadcast_shapes(x.shape, y.shape))
+
+
 def _mod(x: Array, y: Array) -> Array:
     rest = lax.rem(x, y)
     if x.dtype == np.uint32:
@@ -177,7 +182,7 @@ OPS: tuple[Op, ...] = (
         _floor_div_oracle,
     ),
     _op("mod", _BINARY, "x % y with the sign of y, as Python's; integer n % 0 is 0.", _guarded(_mod), _mod_oracle),
-    _op("pow", "x: f32[*s^], y: f32[*s^] -> f32[*s]", "x to the power y.", jnp.power, np.power, cost="16 * elements"),
+    _op("pow", "x: f32[*s^], y: f32[*s^] -> f32[*s]", "x to the power y.", jnp.power, _pow_oracle, cost="16 * elements"),
     _op("max_elem", _BINARY, "The larger of x and y; NaN if either is.", jnp.maximum, np.maximum),
     _op("min_elem", _BINARY, "The smaller of x and y; NaN if either is.", jnp.minimum, np.minimum),
     _op("neg", _NUM, "-x; integers wrap.", jnp.negative, _integer(np.negative)),
