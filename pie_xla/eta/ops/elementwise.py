@@ -97,8 +97,9 @@ def _floor_div_oracle(x: np.ndarray, y: np.ndarray) -> Array:
 
 
 def _pow_oracle(x: np.ndarray, y: np.ndarray) -> Array:
-    # With a scalar exponent of 0.5 NumPy takes a square root, which knows no power of -inf.
-    return np.power(np.atleast_1d(x), np.atleast_1d(y)).reshape(np.broadcast_shapes(x.shape, y.shape))
+    # With one exponent of 0.5 for all NumPy takes square roots, and has no power of -inf: give it one for each.
+    bases, exponents = (np.array(part, ndmin=1) for part in np.broadcast_arrays(x, y))
+    return np.power(bases, exponents).reshape(np.broadcast_shapes(x.shape, y.shape))
 
 
 def _mod(x: Array, y: Array) -> Array:
