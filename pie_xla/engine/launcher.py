@@ -76,7 +76,7 @@ class ProgramInput:
 
 @dataclass
 class Group:
-    """Passes of one program in one executable call; `values` is u32[P, O] on the device."""
+    """Passes of one program in one executable call; `values` is u32[P, R] on the device: what leaves it, not what is put."""
 
     entry: ProgramEntry
     inputs: list[ProgramInput]
@@ -225,14 +225,14 @@ class Launcher:
             run = self._table.planned(Key("program", program.key, str(passes)))
             reads = [self._select(read, part, passes, bucket, outputs) for read in program.reads]
             block, offsets = self._pack_program(entry, part, passes)
-            values = run(reads, self._device.array, block)
-            values.copy_to_host_async()
+            values, results = run(reads, self._device.array, block)
+            results.copy_to_host_async()
             sizes = self._shapes.segments(program)
             if sizes:
                 build = partial(self._shapes.commit, sizes, passes)
                 commit = self._small(self._programs.commit_key(sizes, passes), build)
                 self._device.array = commit(self._device.array, values, offsets)
-            groups.append(Group(entry, part, values))
+            groups.append(Group(entry, part, results))
         return groups
 
     def _sizes(self, bucket: Bucket) -> list[int]:

@@ -14,11 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pie_xla.engine.buckets import Bucket
 from pie_xla.engine.packing import Layout, from_words, struct, to_words
 from pie_xla.eta.types import Program, Read
 from poem.spec import Batch, StateKind, View
+
+SCATTERED = 64  # words; longer segments are moved whole
 
 
 @dataclass(frozen=True)
@@ -148,8 +151,8 @@ class StepShapes:
     @staticmethod
     def _run_program(
         program: Program, passes: int, reads: Sequence[jax.Array], words: jax.Array, block: jax.Array
-    ) -> jax.Array:
-        """-> u32[P, O]: results, then puts, as words."""
+    ) -> tuple[jax.Array, jax.Array]:
+        """-> u32[P, O]: results, then puts, as words; and the results alone, which is what the host gets to see."""
         f = StepShapes.program_layout(program, passes).unpack(block)
         key = jax.lax.bitcast_convert_type(f["key"], jnp.uint32)
         ordinal = jax.lax.bitcast_convert_type(f["ordinal"], jnp.uint32)
@@ -169,12 +172,13 @@ class StepShapes:
             parts = [to_words(value, kind) for value, kind in zip([*results, *puts], kinds, strict=True)]
             return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)
 
-        return jax.vmap(one)(list(reads), params, cells, key, ordinal)
+        values = jax.vmap(one)(list(reads), params, cells, key, ordinal)
+        return values, values[:, : sum(kind.size for kind in program.results)]
 
     def program(self, program: Program, passes: int) -> Compilable:
-        """(reads, words, block) -> u32[P, O]."""
+        """(reads, words, block) -> results and puts u32[P, O], results u32[P, R]."""
 
-        def fn(reads: list[jax.Array], words: jax.Array, block: jax.Array) -> jax.Array:
+        def fn(reads: list[jax.Array], words: jax.Array, block: jax.Array) -> tuple[jax.Array, jax.Array]:
             return self._run_program(program, passes, reads, words, block)
 
         reads = [self.read_struct(read, passes) for read in program.reads]
@@ -186,12 +190,26 @@ class StepShapes:
         return (*(kind.size for kind in program.results), *(use.type.size for use in program.channels if use.put))
 
     def _run_commit(self, sizes: tuple[int, ...], words: jax.Array, values: jax.Array, offsets: jax.Array) -> jax.Array:
-        """Scatter u32[P, O] into the words at i32[P, S]; a negative offset drops its segment."""
-        which = jnp.asarray([i for i, n in enumerate(sizes) for _ in range(n)], jnp.int32)  # [O]
-        within = jnp.asarray([k for n in sizes for k in range(n)], jnp.int32)
-        at = offsets[:, which]
-        at = jnp.where(at < 0, words.shape[0], at + within[None, :])
-        return words.at[at.reshape(-1)].set(values.reshape(-1), mode="drop")
+        """Put u32[P, O] into the words at i32[P, S]; a negative offset drops its segment."""
+        starts = np.cumsum([0, *sizes])
+        small = [s for s, n in enumerate(sizes) if n <= SCATTERED]
+        if small:
+            which = np.concatenate([np.full(sizes[s], s) for s in small])
+            within = np.concatenate([np.arange(sizes[s]) for s in small])
+            at = offsets[:, which]
+            at = jnp.where(at < 0, words.shape[0], at + jnp.asarray(within, jnp.int32)[None, :])
+            chosen = values[:, starts[which] + within]
+            words = words.at[at.reshape(-1)].set(chosen.reshape(-1), mode="drop")
+        for s in (s for s, n in enumerate(sizes) if n > SCATTERED):  # a vocabulary goes as one piece
+
+            def put(i: jax.Array, words: jax.Array, s: int = s) -> jax.Array:
+                at, n = offsets[i, s], sizes[s]
+                new = jax.lax.dynamic_slice(values, (i, jnp.int32(starts[s])), (1, n))[0]
+                old = jax.lax.dynamic_slice(words, (jnp.maximum(at, 0),), (n,))
+                return jax.lax.dynamic_update_slice(words, jnp.where(at < 0, old, new), (jnp.maximum(at, 0),))
+
+            words = jax.lax.fori_loop(0, offsets.shape[0], put, words)
+        return words
 
     def commit(self, sizes: tuple[int, ...], passes: int) -> Compilable:
         def fn(words: jax.Array, values: jax.Array, offsets: jax.Array) -> jax.Array:
@@ -212,8 +230,8 @@ class StepShapes:
         ) -> Any:
             state, outputs, faults = self._run_step(bucket, params, state, words, block)
             reads = [outputs[r.name].reshape(passes, *r.shape).astype(r.dtype.numpy) for r in program.reads]
-            values = self._run_program(program, passes, reads, words, program_block)
-            return state, self._run_commit(sizes, words, values, offsets), values, faults
+            values, results = self._run_program(program, passes, reads, words, program_block)
+            return state, self._run_commit(sizes, words, values, offsets), results, faults
 
         offsets = struct((passes, len(sizes)), jnp.int32)
         args = (
