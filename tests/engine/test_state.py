@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +71,7 @@ def test_slots_are_replaced_not_overwritten():
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["new", "append", "fork", "truncate", "drop", "slide"]), st.integers(0, 99)),
+        st.tuples(st.sampled_from(["new", "append", "fork", "truncate", "drop", "slide", "evict"]), st.integers(0, 99)),
         max_size=60,
     )
 )
@@ -92,12 +94,22 @@ def test_free_plus_used_is_total_whatever_happens(steps: list[tuple[str, int]]):
         elif what == "fork" and len(live) < 12:
             live.append(books.fork(state))
         elif what == "truncate":
-            books.truncate(state, min(n, state.cells))
+            books.truncate(state, min(n, state.length))
+            assert state.length <= n or n > 99
+        elif what == "evict":
+            length = state.length
+            books.evict(state, [(n % 13, n)])
+            assert state.length == length
         elif what == "slide":
-            books.slide(state, state.cells)
+            books.slide(state, state.length)
         elif what == "drop":
             books.drop(state)
             live.remove(state)
+        for one in live:
+            pages = -(-one.cells // PAGE)
+            assert {len(table) for table in one.pages.values()} == {pages} == {len(one.bases)} == {len(one.live)}
+            assert all(b - a >= PAGE for a, b in itertools.pairwise(one.bases))
+            assert not one.bases or one.bases[-1] + one.cells - PAGE * (pages - 1) <= one.length
         for free_units, used, total in books.balance().values():
             assert free_units + used == total
     for state in live:
