@@ -189,6 +189,7 @@ class CacheSettings:
     """Where compiled executables and the language component are kept; safe to delete."""
 
     dir: Path | Auto = setting("auto", _or_auto(FOLDER), "folder of the cache; auto: the user's cache folder")
+    executables: int = setting("8GiB", SIZE, "compiled steps and epilogues kept; those not used for longest go first")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -160,7 +160,10 @@ def open_runtime(
 
         with timings.span("kernels"):
             kernel, library = kernel_for(devices[0], config, progress)
-        options = engine_options(config.engine, total_bytes(models), devices[0].platform)
+        options = replace(
+            engine_options(config.engine, total_bytes(models), devices[0].platform),
+            store_bytes=config.cache.executables,
+        )
         loaded = []
         for one, own, arrays in zip(models, leaves, stored, strict=True):
             with timings.span(f"lowering{_of(one, models)}"):

@@ -136,6 +136,8 @@ class EngineOptions:
         fuse_after: launches filled by one program alone before its fused step is compiled; 0 never fuses.
         max_program_cost: largest static cost (element operations per pass) that is admitted.
         max_program_bytes: largest temporary memory of a program executable that is admitted.
+        max_programs: programs per model whose executables stay in memory without a pass; those not asked for longest go first.
+        store_bytes: most bytes of serialized executables on disk; those not used for longest go first. None: no limit.
     """
 
     state_bytes: int | None = None
@@ -152,6 +154,8 @@ class EngineOptions:
     fuse_after: int = 256
     max_program_cost: int = 20_000_000_000
     max_program_bytes: int = 1 << 30
+    max_programs: int = 256
+    store_bytes: int | None = None
     quota: Quota = field(default_factory=Quota)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,7 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from pie_xla.engine.executables import ExecutableTable, Key
-from pie_xla.engine.steps import StepShapes, power_of_two
+from pie_xla.engine.steps import StepShapes
+
+PIECES = (8, 512, 32768)  # words moved at once: every size is made of these, so none compiles while others wait
+
+
+@dataclass(frozen=True)
+class HostWords:
+    """Words on their way to the host: (u32[n], first, count) pieces, one after the other."""
+
+    pieces: tuple[tuple[Any, int, int], ...]
+
+    def result(self) -> np.ndarray:
+        """u32[count]; waits for the device."""
+        return np.concatenate([np.asarray(words)[first : first + count] for words, first, count in self.pieces])
 
 
 class DeviceWords:
@@ -22,6 +36,7 @@ class DeviceWords:
 
     def __init__(self, count: int, shapes: StepShapes, table: ExecutableTable) -> None:
         self._count = count
+        self._pieces = tuple(n for n in PIECES if n <= count) or (count,)
         self._shapes = shapes
         self._table = table
         self.array: Any = None
@@ -45,31 +60,49 @@ class DeviceWords:
 
     def poke(self, values: np.ndarray, offset: int) -> None:
         """Write host words i32[n] at `offset`."""
-        n = power_of_two(len(values), 8)
-        words, at = np.zeros(n, np.int32), np.full(n, -1, np.int32)
-        words[: len(values)] = values
-        at[: len(values)] = np.arange(offset, offset + len(values))
-        self.array = self._small(Key("poke", "", str(n)), lambda: self._shapes.poke(n))(self.array, words, at)
+        done = 0
+        while done < len(values):
+            n = self._piece(len(values) - done)
+            part = values[done : done + n]
+            words, at = np.zeros(n, np.int32), np.full(n, -1, np.int32)
+            words[: len(part)] = part
+            at[: len(part)] = np.arange(offset + done, offset + done + len(part))
+            run = self._small(Key("poke", "", str(n)), lambda n=n: self._shapes.poke(n))
+            self.array = run(self.array, words, at)
+            done += len(part)
+
+    def _piece(self, count: int) -> int:
+        """The planned size to move `count` words, or the first of them, with."""
+        return next((n for n in self._pieces if n >= count), self._pieces[-1])
 
     def settle_length(self, change: Sequence[int]) -> None:
         """See `StepShapes.settle_length`."""
         run = self._small(Key("length", "", ""), self._shapes.settle_length)
         self.array = run(self.array, np.array(change, np.int32))
 
-    def peek(self, offset: int, count: int) -> Any:
-        """u32[count] at `offset`, on its way to the host."""
-        run = self._small(Key("peek", "", str(count)), lambda: self._shapes.peek(count))
-        out = run(self.array, np.int32(offset))
-        out.copy_to_host_async()
-        return out
+    def peek(self, offset: int, count: int) -> HostWords:
+        """`count` words at `offset`, on their way to the host."""
+        parts = []
+        done = 0
+        while done < count:
+            n = self._piece(count - done)
+            start = min(offset + done, self._count - n)  # a slice does not reach beyond the end
+            run = self._small(Key("peek", "", str(n)), lambda n=n: self._shapes.peek(n))
+            out = run(self.array, np.int32(start))
+            out.copy_to_host_async()
+            skip = offset + done - start
+            take = min(n - skip, count - done)
+            parts.append((out, skip, take))
+            done += take
+        return HostWords(tuple(parts))
 
     def _small(self, key: Key, work: Any) -> Any:
         return self._table.build_on_step_path(key, work)
 
     def warm(self) -> list[tuple[Key, Any]]:
         """The moves every engine needs: (key, work) to build before serving."""
-        return [
-            (Key("poke", "", "8"), lambda: self._shapes.poke(8)),
-            (Key("length", "", ""), self._shapes.settle_length),
-            (Key("peek", "", "1"), lambda: self._shapes.peek(1)),
-        ]
+        moves: list[tuple[Key, Any]] = [(Key("length", "", ""), self._shapes.settle_length)]
+        for n in self._pieces:
+            moves.append((Key("poke", "", str(n)), lambda n=n: self._shapes.poke(n)))
+            moves.append((Key("peek", "", str(n)), lambda n=n: self._shapes.peek(n)))
+        return moves

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pie_xla.engine.agenda import Agenda
 from pie_xla.engine.api import PassError
-from pie_xla.engine.device_words import DeviceWords
+from pie_xla.engine.device_words import DeviceWords, HostWords
 from pie_xla.engine.failures import Deliver, Failures, refusal
 from pie_xla.engine.packing import value_of
 from pie_xla.engine.records import (
@@ -36,7 +35,7 @@ class Peek:
     client: int
     ticket: int
     channel: Channel
-    words: Any
+    words: HostWords
 
 
 class Effects:

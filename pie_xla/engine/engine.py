@@ -222,6 +222,8 @@ class Engine:
             "misses": counts("misses"),
             "build seconds": total("build seconds"),
             "programs": total("programs"),
+            "evicted programs": total("evicted programs"),
+            "executables": total("executables"),
             "step seconds": default["step seconds"],
             "host seconds": self._core.host_seconds,
             "models": models,
@@ -301,7 +303,7 @@ class Engine:
                         (flight, np.asarray(flight.faults), [np.asarray(group.values) for group in flight.groups])
                     )
                 for peek in landing.peeks:
-                    words.append(np.asarray(peek.words))
+                    words.append(peek.words.result())
             except Exception as failure:
                 error = failure
             now = time.monotonic()

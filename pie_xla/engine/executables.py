@@ -45,14 +45,18 @@ def compile_now(work: Compilable) -> Any:
 class ExecutableStore:
     """Serialized executables in one private directory (mode 0700); None keeps nothing.
 
-    `devices` are those that executables run on: all of a mesh, or the one that holds the model.
+    `devices` are those that executables run on: all of a mesh, or the one that holds the model. `limit`: most bytes kept; those not
+    used for longest go first.
 
     The file name is a digest of all that decides machine code: versions, device kind, CPU features, the engine's own key and the
     executable's.
     """
 
-    def __init__(self, root: Path | None, engine_key: str, devices: Sequence[jax.Device]) -> None:
+    def __init__(
+        self, root: Path | None, engine_key: str, devices: Sequence[jax.Device], limit: int | None = None
+    ) -> None:
         self._root = root
+        self._limit = limit
         self._devices = list(devices)
         self._engine_key = engine_key
         if root is not None:
@@ -79,6 +83,7 @@ class ExecutableStore:
 
         try:
             payload, in_tree, out_tree = pickle.loads(path.read_bytes())
+            os.utime(path)  # used now, whatever the mount notes of it
             return deserialize_and_load(payload, in_tree, out_tree, execution_devices=self._devices)
         except Exception:  # a damaged or foreign file costs a compile, nothing more
             path.unlink(missing_ok=True)
@@ -96,6 +101,30 @@ class ExecutableStore:
             temporary.replace(path)
         except OSError:  # a full disk costs the next start a compile
             temporary.unlink(missing_ok=True)
+            return
+        self.prune(path)
+
+    def prune(self, latest: Path | None = None) -> int:
+        """Delete what was not used for longest until the limit holds, but never `latest`; the bytes deleted. Other processes may do
+        the same."""
+        if self._root is None or self._limit is None:
+            return 0
+        found = []
+        for path in self._root.glob("*.xla"):
+            try:
+                facts = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append((facts.st_mtime, facts.st_size, path))
+        kept = sum(size for _, size, _ in found)
+        deleted = 0
+        for _, size, path in sorted(found):
+            if kept - deleted <= self._limit:
+                break
+            if path != latest:
+                path.unlink(missing_ok=True)
+                deleted += size
+        return deleted
 
 
 class ExecutableTable:
@@ -120,6 +149,11 @@ class ExecutableTable:
 
     def keys(self) -> list[Key]:
         return list(self._ready)
+
+    def discard(self, key: Key) -> None:
+        """Forget an executable that nobody will launch or build now; it stays on disk."""
+        self._ready.pop(key, None)
+        self._locks.pop(key, None)
 
     def build(self, key: Key, work: Callable[[], Compilable]) -> Any:
         """The executable: from memory, from disk, or compiled in this thread. Concurrent callers of one key wait for the first."""
@@ -146,6 +180,7 @@ class ExecutableTable:
         found = self._store.load(key)
         if found is None:
             return False
+        self._store.prune(self._store.path(key))
         self.loaded[key.kind] += 1
         self._ready[key] = found
         return True

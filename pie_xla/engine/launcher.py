@@ -21,6 +21,8 @@ from pie_xla.engine.sights import NO_WINDOW
 from pie_xla.engine.state import Copy, StateLedger
 from pie_xla.engine.steps import StepShapes, power_of_two
 
+COPIES = 4  # pages copied at once: every count is made of planned sizes
+
 
 @dataclass(frozen=True)
 class RowInput:
@@ -275,12 +277,14 @@ class Launcher:
     def copy_pages(self, copies: list[Copy]) -> None:
         for group in {c.group for c in copies}:
             mine = [c for c in copies if c.group == group]
-            n = power_of_two(len(mine))
-            source, target = np.zeros(n, np.int32), np.zeros(n, np.int32)
-            source[: len(mine)] = [c.source for c in mine]
-            target[: len(mine)] = [c.target for c in mine]
-            run = self._small(Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n))
-            self.state = {**self.state, group: run(self.state[group], source, target)}
+            for first in range(0, len(mine), COPIES):
+                part = mine[first : first + COPIES]
+                n = power_of_two(len(part))
+                source, target = np.zeros(n, np.int32), np.zeros(n, np.int32)
+                source[: len(part)] = [c.source for c in part]
+                target[: len(part)] = [c.target for c in part]
+                run = self._small(Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n))
+                self.state = {**self.state, group: run(self.state[group], source, target)}
 
     def _small(self, key: Key, work: Any) -> Any:
         return self._table.build_on_step_path(key, work)
@@ -289,7 +293,7 @@ class Launcher:
         """The small moves every model needs: (key, work) to build before serving."""
         moves: list[tuple[Key, Any]] = []
         for group in ledger.paged:
-            for n in (1, 2, 4):
+            for n in (1, 2, COPIES):
                 moves.append((Key("copy", "", f"{group}:{n}"), lambda g=group, n=n: self._shapes.copy(g, n)))
         return moves
 

@@ -1,11 +1,12 @@
-"""Programs the engine knows: admitted once, compiled off the step path, counted, fused when hot."""
+"""Programs the engine knows: admitted once, compiled off the step path, counted, fused when hot, forgotten when long unused."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections import Counter
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pie_xla.eta.types import ChannelUse, Program, Read, TensorType
 WISHES_BEFORE_COMPILE = 2  # a size asked for once may never come again
 NICE = 10
 COMPILE_STACK = 64 << 20  # XLA's passes recurse deeper than a default thread allows
+COMPILE_NICE = 10  # whoever waits for tokens comes first
 
 
 class NoProgram:
@@ -46,7 +48,7 @@ class NoProgram:
 
 @dataclass(eq=False)
 class ProgramEntry:
-    """A program with its executables' progress. `sizes` are the pass counts it is compiled for."""
+    """A program with its executables' progress. `sizes` are the pass counts it is compiled for, `keys` the executables it holds."""
 
     program: Program
     sizes: frozenset[int] = frozenset()
@@ -57,6 +59,7 @@ class ProgramEntry:
     full: Counter[Bucket] = field(default_factory=Counter)  # launches that it filled alone, per bucket
     fused: set[Bucket] = field(default_factory=set)
     fusing: set[Bucket] = field(default_factory=set)
+    keys: set[Key] = field(default_factory=set)
 
     @property
     def ready(self) -> bool:
@@ -64,7 +67,11 @@ class ProgramEntry:
 
 
 class ProgramTable:
-    """key -> entry, with a compile thread. `changed` is called from that thread whenever something became ready."""
+    """key -> entry, with compile threads. `changed` is called from those whenever something became ready.
+
+    The table holds the `max_programs` entries that were asked for last. Those before live as long as a pass of theirs does; then their
+    executables go, unless another program holds them too, and come back from disk.
+    """
 
     def __init__(
         self,
@@ -79,8 +86,11 @@ class ProgramTable:
         self._table = table
         self._options = options
         self._changed = changed
-        self._entries: dict[str, ProgramEntry] = {}
-        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, ProgramEntry] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[str, ProgramEntry] = weakref.WeakValueDictionary()
+        self._holders: Counter[Key] = Counter()
+        self.evicted = 0
+        self._lock = threading.RLock()  # an entry may die, and be forgotten, in a thread that holds it
         self._publishing = threading.Lock()  # a size and a step that become ready at once must know of each other
         self._pending_steps: set[Bucket] = set()
         self.ready_steps: frozenset[Bucket] = frozenset()
@@ -101,8 +111,9 @@ class ProgramTable:
             PieError: its static cost or memory is beyond what one step may take, because XLA cannot preempt a running step.
         """
         with self._lock:
-            found = self._entries.get(program.key)
+            found = self._alive.get(program.key)
             if found is not None:
+                self._keep(found)
                 return found
             if program.cost > self._options.max_program_cost:
                 raise PieError(
@@ -116,9 +127,35 @@ class ProgramTable:
                     f"{self._options.max_program_bytes / 2**20:,.0f} MiB are allowed",
                     "use smaller intermediate arrays",
                 )
-            entry = self._entries[program.key] = ProgramEntry(program)
+            entry = self._alive[program.key] = ProgramEntry(program)
+            weakref.finalize(entry, self._forget, entry.keys).atexit = False
+            self._keep(entry)
         self._request(entry, 1)
         return entry
+
+    def _keep(self, entry: ProgramEntry) -> None:
+        """It is the one asked for last; called with the lock."""
+        self._recent[entry.program.key] = entry
+        self._recent.move_to_end(entry.program.key)
+        while len(self._recent) > self._options.max_programs:
+            self._recent.popitem(last=False)
+            self.evicted += 1
+
+    def hold(self, entry: ProgramEntry, key: Key) -> None:
+        """Keep an executable, about to be built, as long as the entry lives."""
+        with self._lock:
+            if key not in entry.keys:
+                entry.keys.add(key)
+                self._holders[key] += 1
+
+    def _forget(self, keys: set[Key]) -> None:
+        """An entry has died: its executables go, unless others hold them."""
+        with self._lock:
+            for key in keys:
+                self._holders[key] -= 1
+                if not self._holders[key]:
+                    del self._holders[key]
+                    self._table.discard(key)
 
     def wish(self, entry: ProgramEntry, passes: int) -> None:
         """A launch would have liked an executable for `passes` passes."""
@@ -132,9 +169,12 @@ class ProgramTable:
         if passes in entry.pending:
             return
         entry.pending.add(passes)
-        self._pool.submit(self._build, entry, passes)
+        self._pool.submit(self._build, weakref.ref(entry), passes)
 
-    def _build(self, entry: ProgramEntry, passes: int) -> None:
+    def _build(self, asked: weakref.ref[ProgramEntry], passes: int) -> None:
+        entry = asked()
+        if entry is None:  # evicted, and nobody waits for it any more
+            return
         try:
             self.build(entry, passes)
         except Exception as error:  # the author's code did not compile: their pass fails with the reason, nobody else's
@@ -149,27 +189,29 @@ class ProgramTable:
         """All executables that launching `passes` passes of the program takes besides the step."""
         program = entry.program
         if program.results or program.channels or program.reads:
-            found = self._table.build(
-                Key("program", program.key, str(passes)), lambda: self._shapes.program(program, passes)
-            )
+            key = Key("program", program.key, str(passes))
+            self.hold(entry, key)
+            found = self._table.build(key, lambda: self._shapes.program(program, passes))
             used = found.memory_analysis().temp_size_in_bytes
             if used > self._options.max_program_bytes:
                 raise PieError(f"it needs {used / 2**20:,.0f} MiB of temporaries")
         sizes = self._shapes.segments(program)
         if sizes:
+            self.hold(entry, self.commit_key(sizes, passes))
             self._table.build(self.commit_key(sizes, passes), lambda: self._shapes.commit(sizes, passes))
         with self._publishing:
             for bucket in self.ready_steps:
-                self._build_rows(program, bucket, passes)
+                self._build_rows(entry, bucket, passes)
             entry.sizes = entry.sizes | {passes}
 
-    def _build_rows(self, program: Program, bucket: Bucket, passes: int) -> None:
+    def _build_rows(self, entry: ProgramEntry, bucket: Bucket, passes: int) -> None:
         if passes > bucket.readouts:
             return
-        for read in program.reads:
+        for read in entry.program.reads:
             if bucket.readouts == 1 and self._shapes.positions_of(read) is None:
                 continue  # the one output as it is
             key = self.rows_key(read, bucket.readouts, passes)
+            self.hold(entry, key)
             self._table.build(key, partial(self._shapes.rows, read, bucket.readouts, passes))
 
     def wish_step(self, bucket: Bucket) -> None:
@@ -193,9 +235,9 @@ class ProgramTable:
         """The step executable of a bucket, and the row selections of every known program for it."""
         self._table.build(self.step_key(bucket), lambda: self._shapes.step(bucket))
         with self._publishing:
-            for entry in list(self._entries.values()):
+            for entry in self.entries():
                 for passes in sorted(entry.sizes):
-                    self._build_rows(entry.program, bucket, passes)
+                    self._build_rows(entry, bucket, passes)
             self.ready_steps = self.ready_steps | {bucket}
 
     def hot(self, entry: ProgramEntry, bucket: Bucket) -> bool:
@@ -221,7 +263,15 @@ class ProgramTable:
         return Key("rows", "", f"{read.name}:{readouts}:{passes}:{self._shapes.positions_of(read)}:{read.dtype}")
 
     def entries(self) -> list[ProgramEntry]:
-        return list(self._entries.values())
+        """Those that live: asked for lately, or with passes."""
+        with self._lock:
+            return list(self._alive.values())
+
+
+def _step_back() -> None:
+    """Give the calling thread a low priority; Linux alone has priorities per thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICE)
 
 
 def _step_back() -> None:

@@ -71,7 +71,7 @@ class Served:
         self.shapes = StepShapes(model.lowered, plan.units, options.word_count, self.max_context, structs)
         pools = ",".join(f"{name}={n}" for name, n in plan.units.items())
         engine_key = f"{model.key}|{pools}|{options.word_count}|{self.max_context}"
-        executables = ExecutableStore(store, engine_key, _devices(model))
+        executables = ExecutableStore(store, engine_key, _devices(model), options.store_bytes)
         self.table = ExecutableTable(executables)
         self.programs = ProgramTable(self.shapes, self.buckets, self.table, options, changed)
         self.ledger = StateLedger(model.lowered.groups, plan.units, self.facts.page_size)
@@ -117,8 +117,11 @@ class Served:
 
     def _fused(self, entry: ProgramEntry, bucket: Bucket, ok: bool) -> None:
         """A compile process has finished (on its watcher's thread): take its executable over."""
-        if ok and self.table.adopt(self.programs.fused_key(entry.program, bucket)):
-            entry.fused.add(bucket)
+        key = self.programs.fused_key(entry.program, bucket)
+        if ok:
+            self.programs.hold(entry, key)
+            if self.table.adopt(key):
+                entry.fused.add(bucket)
 
     # -- what a pass or a call may ask of it -----------------------------------------------------------------------
 
@@ -178,6 +181,8 @@ class Served:
             "misses": Counter(self.table.misses),
             "build seconds": self.table.seconds,
             "programs": len(self.programs.entries()),
+            "evicted programs": self.programs.evicted,
+            "executables": len(self.table.keys()),
             "step seconds": self.step_seconds,
         }
 
