@@ -23,7 +23,6 @@ from pie_xla.eta.types import ChannelUse, Program, Read, TensorType
 WISHES_BEFORE_COMPILE = 2  # a size asked for once may never come again
 NICE = 10
 COMPILE_STACK = 64 << 20  # XLA's passes recurse deeper than a default thread allows
-COMPILE_NICE = 10  # whoever waits for tokens comes first
 
 
 class NoProgram:
@@ -266,12 +265,6 @@ class ProgramTable:
         """Those that live: asked for lately, or with passes."""
         with self._lock:
             return list(self._alive.values())
-
-
-def _step_back() -> None:
-    """Give the calling thread a low priority; Linux alone has priorities per thread."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICE)
 
 
 def _step_back() -> None:

@@ -79,7 +79,7 @@ def test_values_land_in_their_sections_and_the_rest_stays_default() -> None:
         ('[model]\ndtype = "int4"', r"model\.dtype is 'int4', but must be one of \"float32\", .*\"auto\""),
         ("[server]\nport = 70000", r"server\.port is 70000"),
         ("[engine\n", r"c\.toml is not valid TOML"),
-        ("engine.zzz = 1", r"c\.toml: unknown setting 'zzz' in \[engine\].*known: platform, kv_memory"),
+        ("engine.zzz = 1", r"c\.toml: unknown setting 'zzz' in \[engine\].*known: platform, kernels, kv_memory"),
     ],
 )
 def test_wrong_files_are_refused_where_they_are_wrong(text: str, expected: str) -> None:
@@ -143,7 +143,7 @@ def test_set_puts_a_value_under_its_commented_default() -> None:
 
 @given(st.sampled_from([f"{s}.{k}" for s in ("engine", "server") for k in settings_of(s)]))
 def test_set_twice_is_set_once(dotted: str) -> None:
-    value = {"engine.kv_memory": "2GiB", "engine.platform": "cpu"}.get(dotted, "128")
+    value = {"engine.kv_memory": "2GiB", "engine.platform": "cpu", "engine.kernels": "xla"}.get(dotted, "128")
     once = with_setting(template(), dotted, value, ENV, "c.toml")
     assert with_setting(once, dotted, value, ENV, "c.toml") == once
     assert once != template()

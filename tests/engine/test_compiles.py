@@ -1,4 +1,4 @@
-"""Compiles: none where others wait, executables bounded in memory and on disk; and run-ahead, by the order of events."""
+"""Compiles: none where others wait, executables bounded in memory and on disk."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import _STORE, OPTIONS, Greedy, Listener, engine, load, reference_greedy
+from tiny import OPTIONS, Greedy, Listener, engine, load, reference_greedy
 
-from pie_xla.engine.api import FromTicket, PassRequest, Row
+from pie_xla.engine.api import PassRequest, Row
 from pie_xla.engine.device_words import DeviceWords
 from pie_xla.engine.engine import Engine
 from pie_xla.engine.executables import ExecutableStore, Key
-from pie_xla.engine.programs import COMPILE_NICE
+from pie_xla.engine.programs import NICE
 from pie_xla.eta.types import DType, TensorType
 
 PROMPT = [5, 17, 80, 3, 3, 41]
@@ -43,56 +43,6 @@ def one_pass(client, listener, program):
 def program_keys(served: Engine) -> list[Key]:
     held = served.default.table.keys()
     return [key for key in held if key.kind == "program"]
-
-
-class ReadLate:
-    """The reader's queue, whose n-th flight is handed out once n + 1 more have been launched; the last one at once."""
-
-    def __init__(self, last: int) -> None:
-        self._landings: queue.SimpleQueue = queue.SimpleQueue()
-        self._last = last
-        self._changed = threading.Condition()
-        self.launched = 0
-        self.read = 0
-        self.ahead: list[int] = []  # launches that were queued when each flight was read
-
-    def put(self, landing) -> None:
-        with self._changed:
-            self.launched += landing is not None
-            self._changed.notify()
-        self._landings.put(landing)
-
-    def get(self):
-        landing = self._landings.get()
-        if landing is None:
-            return None
-        self.read += 1
-        wanted = min(self.read + 1, self._last)
-        with self._changed:
-            self._changed.wait_for(lambda: self.launched >= wanted, timeout=10)
-            self.ahead.append(self.launched)
-        return landing
-
-
-def test_step_n_plus_1_is_launched_before_step_n_is_read(model):
-    served = Engine(dataclasses.replace(model, key="tiny"), OPTIONS, store=Path(_STORE.name))
-    late = served._landings = ReadLate(last=8)
-    served.start(warm=((1, 1), (1, 16)))
-    try:
-        listener = Listener()
-        client = served.client("", listener)
-        ws, pipe = client.new_set(), client.new_pipeline()
-        go = threading.Event()
-        served.post(lambda door: go.wait(10))  # all are queued before the first is launched
-        tickets = [client.submit(pipe, PassRequest((Row(ws, tuple(PROMPT)),), program=Greedy()))]
-        for _ in range(7):
-            tickets.append(client.submit(pipe, PassRequest((Row(ws, FromTicket(tickets[-1])),), program=Greedy())))
-        go.set()
-        assert [int(listener.wait(t)[0]) for t in tickets] == reference_greedy(model.lowered, model.params, PROMPT, 8)
-        # An engine that reads step n before it launches step n + 1 would have waited in vain.
-        assert late.ahead == [2, 3, 4, 5, 6, 7, 8, 8]
-    finally:
-        served.close()
 
 
 def test_many_programs_leave_a_bounded_number_of_executables(model):
@@ -196,7 +146,7 @@ def test_compile_threads_step_back(model):
             lambda: heard.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         )
         mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert heard.get(timeout=10) == max(mine, COMPILE_NICE) and mine < COMPILE_NICE
+        assert heard.get(timeout=10) == max(mine, NICE) and mine < NICE
     finally:
         served.close()
 
