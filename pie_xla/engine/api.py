@@ -87,7 +87,8 @@ class PassRequest:
         rows: at least one; each set at most once.
         readout: per row, the indices within the row's new tokens whose outputs are wanted; None means the last token of each row.
         program: the epilogue, traced for `len(rows)` rows; None runs the model and returns an empty tuple.
-        params: one array per `program.params`, with its dtype (bool as bool) and shape.
+        params: one array per `program.params`, with its dtype (bool as bool) and shape; or a future of one, which keeps the pass waiting
+            and nobody else.
         channels: one channel handle per `program.channels`.
         line: the author's `file:line`, for errors.
         model: its name; None is the engine's default. All sets of the pass are of this model.
@@ -97,7 +98,7 @@ class PassRequest:
     geometry: Geometry = Geometry.FOLD
     readout: tuple[tuple[int, ...], ...] | None = None
     program: Program | None = None
-    params: tuple[np.ndarray, ...] = ()
+    params: tuple[np.ndarray | Future[np.ndarray], ...] = ()
     channels: tuple[int, ...] = ()
     line: str | None = None
     model: str | None = None

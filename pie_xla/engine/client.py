@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from pie_xla.engine.api import Event, FromChannel, FromTicket, Geometry, PassError, PassRequest, Row, Sight
+from pie_xla.engine.packing import check_param
 from pie_xla.engine.programs import NoProgram
 from pie_xla.engine.records import (
     Channel,
@@ -323,6 +326,8 @@ class Client:
             producers=producers,
             embedded=embedded,
             lanes=lanes,
+            params=list(request.params),
+            missing=sum(isinstance(value, Future) for value in request.params),
         )
         lane.ordinals += 1
         self._tickets[ticket] = item
@@ -332,7 +337,14 @@ class Client:
                 if row.set is not None:
                     row.set.grow(row.total, tentative=request.geometry is Geometry.BUFFER)
         self._post(item)
+        for i, value in enumerate(request.params):
+            if isinstance(value, Future):
+                value.add_done_callback(partial(self._param_came, item, i))
         return ticket
+
+    def _param_came(self, item: Pass, index: int, value: Future[np.ndarray]) -> None:
+        """From any thread: a parameter that a pass waits for is here, or will never be."""
+        self._engine.post_quietly(lambda core: core.param_came(item, index, value))
 
     def _rows(
         self, model: Served, request: PassRequest
@@ -454,8 +466,8 @@ class Client:
         if len(request.params) != len(program.params):
             raise PieError(f"the epilogue takes {len(program.params)} parameters, {len(request.params)} were given")
         for i, (kind, value) in enumerate(zip(program.params, request.params, strict=True)):
-            if value.shape != kind.shape or value.dtype != kind.dtype.numpy:
-                raise PieError(f"parameter {i} is {value.dtype}{list(value.shape)}, the epilogue takes {kind}")
+            if not isinstance(value, Future):
+                check_param(i, kind, value)
 
     def _bind(self, program: Program, request: PassRequest) -> tuple[Channel, ...]:
         if len(request.channels) != len(program.channels):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pie_xla.engine.device_words import DeviceWords
 from pie_xla.engine.effects import Effects
 from pie_xla.engine.failures import Deliver, Failures
 from pie_xla.engine.launcher import Flight, ProgramInput, RowInput
-from pie_xla.engine.packing import value_of
+from pie_xla.engine.packing import check_param, value_of
 from pie_xla.engine.records import (
     Channel,
     Effect,
@@ -31,6 +32,10 @@ from pie_xla.engine.served import Served
 from pie_xla.engine.sharing import NamedPrefixes
 from pie_xla.engine.sights import sight_fields
 from pie_xla.engine.words import WordFile
+from pie_xla.errors import PieError
+
+
+LATE_SHARE = 0.05  # of a step: how long a launch is held for passes that lack nothing but parameters
 
 
 class Core:
@@ -91,6 +96,26 @@ class Core:
 
     # -- planning ------------------------------------------------------------------------------------------------
 
+    def param_came(self, item: Pass, index: int, value: Future[np.ndarray]) -> None:
+        """A parameter of a pass is here, or will never be: then the pass fails with the cause."""
+        if item.status is not Status.QUEUED:
+            return  # failed meanwhile
+        cause = "a parameter of this pass was cancelled"
+        try:
+            if not value.cancelled():
+                array = value.result()
+                check_param(index, item.entry.program.params[index], array)
+                item.params[index] = array
+                item.missing -= 1
+                if not item.missing:
+                    self._expected.pop(item.client, None)
+                return
+        except PieError as error:
+            cause = str(error)
+        except Exception as error:  # of whoever was to give it
+            cause = f"a parameter of this pass never came: {type(error).__name__}: {error}"
+        self.failures.fail(item, cause)
+
     def _inputs_ready(self, item: Pass) -> bool:
         if not item.entry.ready:
             return False
@@ -106,11 +131,18 @@ class Core:
                 return False
         return True
 
-    def _view(self, model: Served, heads: list[Pass]) -> tuple[View, dict[int, Pass]]:
+    def _view(self, model: Served, heads: list[Pass], now: float) -> tuple[View, dict[int, Pass], float]:
+        """What is ready, and until when passes that lack only parameters are worth waiting for."""
         ready: dict[int, Pass] = {}
+        late = 0.0
         views = []
         for item in heads:
             if item.model is model and self._inputs_ready(item):
+                if item.missing:
+                    if item.lacking is None:
+                        item.lacking = now
+                    late = max(late, item.lacking + self._pause(model, LATE_SHARE))
+                    continue
                 if not model.prefixes.ready(item):
                     continue
                 ready[item.order] = item
@@ -122,7 +154,10 @@ class Core:
         free = {name: pool.available for name, pool in ledger.paged.items()}
         if ledger.slots is not None:
             free["slots"] = ledger.slots.available
-        return View(tuple(views), model.programs.ready_steps, free, ledger.page_size), ready
+        return View(tuple(views), model.programs.ready_steps, free, ledger.page_size), ready, late
+
+    def _pause(self, model: Served, share: float) -> float:
+        return min(self._options.gather_seconds, share * model.step_seconds)
 
     @staticmethod
     def _row_view(row: PassRow) -> RowView:
@@ -137,17 +172,17 @@ class Core:
         }
         return RowView(row.total - row.done, row.last, state.cells, held, shared)
 
-    def wait_seconds(self, model: Served, now: float, ready: dict[int, Pass]) -> float:
+    def wait_seconds(self, model: Served, now: float, ready: dict[int, Pass], late: float = 0.0) -> float:
         """How long to hold a launch so that lanes that were just answered can join it; 0 launches now.
 
         With a launch in flight, the next one is queued behind it only if it would not leave most of the flight's lanes out of step:
-        those whose programs need the host come back when it lands.
+        those whose programs need the host come back when it lands. `late`: see `_view`.
         """
         if model.flights:
             back = {item.client for item in ready.values()}
             away = sum(1 for item in self._running.values() if item.model is model and item.client not in back)
             return 0.0 if len(ready) >= away else 1.0
-        waiting = [until for client, until in self._expected.items() if until > now]
+        waiting = [until for until in (*self._expected.values(), late) if until > now]
         return max(waiting) - now if waiting else 0.0
 
     def plan(self, now: float) -> tuple[list[tuple[Served, list[Flight]]], float]:
@@ -173,10 +208,10 @@ class Core:
         return launched, min(pauses, default=1.0)
 
     def _plan(self, model: Served, heads: list[Pass], now: float) -> tuple[list[Flight], float]:
-        view, ready = self._view(model, heads)
+        view, ready, late = self._view(model, heads, now)
         if not view.passes:
             return [], 1.0
-        pause = self.wait_seconds(model, now, ready)
+        pause = self.wait_seconds(model, now, ready, late)
         if pause > 0:
             return [], pause
         plan = schedule(view, model.buckets)
@@ -441,7 +476,7 @@ class Core:
                 item.model.prefixes.file(row.set.tenant, row.set.state, certain)
             item.model.ledger.slide(row.set.state, min(certain, row.set.state.least + row.set.state.moved))
         item.free_results(self._words)
-        pause = min(self._options.gather_seconds, 0.15 * item.model.step_seconds)
+        pause = self._pause(item.model, 0.15)
         if pause > 0 and not item.pipeline.closed:
             self._expected[item.client] = now + pause
         self._deliver(item.client, item.ticket, tuple(results))

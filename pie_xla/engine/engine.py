@@ -70,7 +70,7 @@ class Engine:
         self._words = WordFile(options.word_count)
         self._device = self.default.words
         self.named = NamedPrefixes(
-            options.published, lambda made: self._post_quietly(lambda door: door.core.add(drop_of(made)))
+            options.published, lambda made: self.post_quietly(lambda door: door.core.add(drop_of(made)))
         )
         self._core = Core(
             tuple(served),
@@ -161,7 +161,8 @@ class Engine:
         self._inbox.append(call)
         self._wake()
 
-    def _post_quietly(self, call: Callable[[_Door], None]) -> None:
+    def post_quietly(self, call: Callable[[_Door], None]) -> None:
+        """The same, where nobody is left to hear that the engine has stopped."""
         if self._failure is None:
             self.post(call)
 
@@ -324,6 +325,7 @@ class _Door:
         self.core = core
         self.add = core.add
         self.release = core.release
+        self.param_came = core.param_came
 
     def cancel_pipeline(self, pipeline: Pipeline) -> None:
         mine = [p for p in self.core.agenda.running.values() if p.pipeline is pipeline]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from pie_xla.engine.agenda import Agenda
@@ -113,6 +114,9 @@ class Failures:
         for source in item.producers:
             if source is not None:
                 source.unpin(self._words)
+        for value in item.params:
+            if isinstance(value, Future):
+                value.cancel()
         for learner in item.learners:
             learner.pending.settle(0)
             self._words.release(learner.length.word, 1)

@@ -265,7 +265,7 @@ class Launcher:
             item = member.item
             f["key"][i] = np.array(item.pipeline.seed, np.uint32).view(np.int32)
             f["ordinal"][i] = np.uint32(item.ordinal & 0xFFFFFFFF).view(np.int32)
-            for k, (kind, value) in enumerate(zip(program.params, item.request.params, strict=True)):
+            for k, (kind, value) in enumerate(zip(program.params, item.params, strict=True)):
                 f[f"param{k}"][i] = words_of(value, kind)
             for k, cell in enumerate(member.cells):
                 f[f"cell{k}"][i] = cell

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, TensorType
 
 
@@ -59,6 +60,12 @@ def words_of(value: np.ndarray, kind: TensorType) -> np.ndarray:
             return np.ascontiguousarray(value, np.uint32).reshape(-1).view(np.int32)
         case DType.I32 | DType.BOOL:
             return np.ascontiguousarray(value, np.int32).reshape(-1)
+
+
+def check_param(i: int, kind: TensorType, value: np.ndarray) -> None:
+    """Refuse a parameter that is not of the type that the program takes."""
+    if value.shape != kind.shape or value.dtype != kind.dtype.numpy:
+        raise PieError(f"parameter {i} is {value.dtype}{list(value.shape)}, the epilogue takes {kind}")
 
 
 def value_of(words: np.ndarray, kind: TensorType) -> np.ndarray:

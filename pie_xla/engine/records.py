@@ -11,7 +11,7 @@ import enum
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -295,6 +295,9 @@ class Pass(Effect):
     error: PassError | None = None
     learners: list[Learner] = field(default_factory=list)  # lengths that its results decide
     counts: tuple[int | None, ...] = ()  # its scalar integer results, once landed
+    params: list[Any] = field(default_factory=list)  # arrays; futures of those that are still to come
+    missing: int = 0  # how many are
+    lacking: float | None = None  # since when nothing but they keep it waiting
 
     @property
     def client_id(self) -> int:
