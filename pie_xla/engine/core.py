@@ -34,7 +34,6 @@ from pie_xla.engine.sights import sight_fields
 from pie_xla.engine.words import WordFile
 from pie_xla.errors import PieError
 
-
 LATE_SHARE = 0.05  # of a step: how long a launch is held for passes that lack nothing but parameters
 
 

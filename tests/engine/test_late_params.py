@@ -123,11 +123,10 @@ def test_lanes_whose_parameters_come_together_stay_one_launch(model):
 
     from tiny import OPTIONS
 
-    served = engine(model, dataclasses.replace(OPTIONS, gather_seconds=0.5))
+    served = engine(model, dataclasses.replace(OPTIONS, gather_seconds=5.0))
     try:
         served.default.programs.build_step(served.default.buckets.decode[2])
         served.default.programs.build(served.default.programs.entry(MASKED), 4)
-        served.default.step_seconds = 10.0  # a launch may be held for half a second
         listener = Listener()
         clients = [served.client("", listener) for _ in range(4)]
         heard = []
@@ -143,6 +142,7 @@ def test_lanes_whose_parameters_come_together_stay_one_launch(model):
             )
         served.settle()
         before = served.stats()["launches"]
+        served.default.step_seconds = 100.0  # a launch may be held for five seconds
         masks: list[Future[np.ndarray]] = [Future() for _ in heard]
         for (client, ws, pipe, _), mask in zip(heard, masks, strict=True):
             client.submit(pipe, PassRequest((Row(ws, (9,)),), program=MASKED, params=(mask,)))
