@@ -446,6 +446,8 @@ def _load_language(entry: ModelEntry) -> ModelLanguage:
 
 def _manager(config: Config, engine: Engine, languages: list[ModelLanguage], sandbox: Any) -> ProcessManager:
     from pie_xla.eta.program import EtaProgram
+    from pie_xla.process.grammar import Vocabulary, Workers
+    from pie_xla.process.grammar_calls import GrammarCalls
     from pie_xla.process.interfaces import HostModel
     from pie_xla.process.limits import HostLimits
     from pie_xla.process.process import ProcessManager
@@ -456,6 +458,11 @@ def _manager(config: Config, engine: Engine, languages: list[ModelLanguage], san
         HostModel(_facts(served, language), language)
         for served, language in zip(engine.models.values(), languages, strict=True)
     ]
+    workers = Workers()
+    vocabularies = {
+        model.facts.name: Vocabulary(language.tokenizer.backend_json, model.facts.vocab_size, model.facts.stop_tokens)
+        for model, language in zip(models, languages, strict=True)
+    }
     return ProcessManager(
         engine,
         models[0].facts,
@@ -464,6 +471,7 @@ def _manager(config: Config, engine: Engine, languages: list[ModelLanguage], san
         sandbox,
         HostLimits(output_bytes=limits.output),
         Limits(memory_bytes=limits.memory, cpu_seconds=limits.cpu_time, output_bytes=limits.output),
+        rooms=(lambda host: GrammarCalls(host, vocabularies, workers),),
         others=models[1:],
     )
 

@@ -125,10 +125,10 @@ class NativeProgram:
 
 @dataclass(frozen=True)
 class NativeTrace:
-    """A native program and what each submit sends beside it."""
+    """A native program and what each submit sends beside it: values, and names of what the host fills in."""
 
     program: NativeProgram
-    params: tuple[np.ndarray, ...]
+    params: tuple[np.ndarray | dict[str, int], ...]
     channels: tuple[Any, ...]  # the author's channel objects, in order of first use
 
 
@@ -217,7 +217,7 @@ def _trace(
     words = _struct((2,), jnp.uint32), _struct((), jnp.uint32)
     closed = jax.make_jaxpr(whole)(arguments, *words)
     jaxprs.refuse_effects(closed.jaxpr, source)
-    consts, params = _sort(closed.consts, recorder)
+    consts, params, late = _sort(closed.consts, recorder)
     count = len(closed.jaxpr.outvars) - sum("put" in use for use in recorder.used)
     results = tuple(_tensor_type(var.aval) for var in closed.jaxpr.outvars[:count])
     reads = tuple(Read(row, name, kind.shape, kind.dtype) for row, name, kind in inputs if (row, name) in recorder.seen)
@@ -246,10 +246,15 @@ def _trace(
         _consts=consts,
         _inputs=tuple(inputs),
     )
-    return NativeTrace(program, params, tuple(recorder.channels))
+    sent = tuple(late.get(i, value) for i, value in enumerate(params))
+    return NativeTrace(program, sent, tuple(recorder.channels))
 
 
-def _sort(found: Sequence[Any], recorder: NativeRecorder) -> tuple[tuple[Const, ...], tuple[np.ndarray, ...]]:
+def _sort(
+    found: Sequence[Any], recorder: NativeRecorder
+) -> tuple[tuple[Const, ...], tuple[np.ndarray, ...], dict[int, dict[str, int]]]:
+    """The constants, the parameters, and which of these the host fills in."""
+    late: dict[int, dict[str, int]] = {}
     consts: list[Const] = []
     params: list[np.ndarray] = []
     cells = {id(cell): at for at, cell in enumerate(recorder.cells)}
@@ -260,6 +265,8 @@ def _sort(found: Sequence[Any], recorder: NativeRecorder) -> tuple[tuple[Const, 
             continue
         value = np.asarray(const)
         if id(const) in literals:
+            if id(const) in recorder.sources:
+                late[len(params)] = recorder.sources[id(const)]
             consts.append(Const(Origin.LITERAL, len(params)))
             params.append(value[0])
         elif value.dtype in DTYPE_NAMES:
@@ -267,7 +274,7 @@ def _sort(found: Sequence[Any], recorder: NativeRecorder) -> tuple[tuple[Const, 
             params.append(value)
         else:
             consts.append(Const(Origin.BAKED, len(consts), const))
-    return tuple(consts), tuple(params)
+    return tuple(consts), tuple(params), late
 
 
 def _tensor_type(aval: Any) -> TensorType:

@@ -53,6 +53,7 @@ class NativeRecorder:
         self.used: list[set[str]] = []
         self.cells: list[Array] = []
         self.literals: list[Array] = []
+        self.sources: dict[int, dict[str, int]] = {}  # by the literal's id: what fills it in
         self._pending: dict[int, Array] = {}
         self._outputs: dict[tuple[int, str], Array] = {}
         self._streams = 0
@@ -93,6 +94,11 @@ class NativeRecorder:
         except rules.RuleError as error:
             raise EtaError(str(error)) from None
         self.literals.append(_concrete(np.asarray(number, DType(kind).numpy)))
+        return _staged(self.literals[-1])
+
+    def late(self, dtype: str, shape: tuple[int, ...], source: dict[str, int]) -> Array:
+        self.literals.append(_concrete(np.zeros(shape, DType(dtype).numpy)))
+        self.sources[id(self.literals[-1])] = source
         return _staged(self.literals[-1])
 
     def output(self, row: int, name: str) -> Array:

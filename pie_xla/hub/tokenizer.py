@@ -52,6 +52,10 @@ class Tokenizer:
         longest_first = sorted(self.control_tokens, key=len, reverse=True)
         self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
+    def backend_json(self) -> str:
+        """The text of its `tokenizer.json`."""
+        return self._json
+
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Ids that end a turn or a text."""

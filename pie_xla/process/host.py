@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +23,13 @@ from pie_xla.process.interfaces import Client, HostModel, Language, ModelFacts, 
 from pie_xla.process.limits import HostLimits
 from pie_xla.process.model_calls import ModelCalls
 from pie_xla.process.requests import (
+    Masks,
     ProgramCache,
     RequestError,
     integer,
     integers,
     loads,
+    no_masks,
     parse_pass,
     parse_value,
 )
@@ -37,6 +40,8 @@ from pie_xla.process.wasm.hostapi import Pending
 __all__ = ["InferletHost", "ModelFacts"]
 
 T = TypeVar("T")
+
+Landed = Callable[[tuple[Any, ...] | None, str], None]
 
 WORLD = "pie:inferlet@0.1.0"
 MAX_CELL = 1 << 22  # elements of one channel cell
@@ -90,6 +95,9 @@ class InferletHost:
         self._arrived = 0  # bytes, counted by the engine's thread
         self._collected = 0  # bytes, counted by the process's thread
         self._waiter: Callable[[], None] | None = None
+        self.masks: Masks = no_masks  # a room may give them
+        self._landings: dict[int, list[Landed]] = {}  # engine tickets
+        self._landing = threading.RLock()  # an event is queued, or somebody starts to wait for it
         self._flights: dict[int, Flight] = {}
         self._lengths: dict[int, int] = {}  # of each set, counting submitted tokens
         self._asks: dict[int, TensorType] = {}  # takes and reads in flight
@@ -116,8 +124,25 @@ class InferletHost:
         """On the engine's thread."""
         if not isinstance(value, PassError):
             self._arrived += sum(array.nbytes for array in value)
-        self._events.append((ticket, value))
+        with self._landing:
+            self._events.append((ticket, value))
+            waiting = self._landings.pop(ticket, ())
+        for landed in waiting:
+            _tell(landed, value)
         self._wake()
+
+    def on_landing(self, ticket: int, landed: Landed) -> None:
+        """Call `landed` with a pass's results, or with None and the cause, as soon as they are on the host: on any thread.
+
+        Args:
+            ticket: the engine's, of a pass that is underway.
+        """
+        with self._landing:
+            values = [value for known, value in self._events if known == ticket]
+            if not values:
+                self._landings.setdefault(ticket, []).append(landed)
+                return
+        _tell(landed, values[0])
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -307,7 +332,7 @@ class InferletHost:
             self._drop(integers(request.get("drop") or [], "drop", 1 << 53))
         self._room()
         facts = self.model(request.get("model") if type(request) is dict else None).facts
-        parsed = parse_pass(request, program_of or self._program, facts.vocab_size)
+        parsed = parse_pass(request, program_of or self._program, facts.vocab_size, self.masks)
         try:
             return self._submit(client, pipe, parsed)
         except PassError as failure:  # what it embeds failed before: it fails with the same cause, when awaited
@@ -369,6 +394,15 @@ class InferletHost:
         if index >= len(flight.sizes):
             raise RequestError(f"ticket {ticket} has {len(flight.sizes)} results, not a result {index}")
         return FromTicket(ticket // 2, index)
+
+    def check_underway(self, ticket: int, index: int) -> None:
+        """Refuse a result, by the guest's ticket number, that does not exist or that the process has been told already."""
+        try:
+            self.result_of(ticket, index)
+        except PassError as failure:
+            raise RequestError(f"the pass has failed: {failure.cause}") from None
+        if self._flights[ticket // 2].arrived:
+            raise RequestError("the pass has landed, and its results were collected: use their values")
 
     def _count(self, row: Row) -> int:
         match row.tokens:
@@ -538,6 +572,13 @@ class InferletHost:
     @property
     def output_bytes_left(self) -> int:
         return max(0, self._limits.output_bytes - self._output)
+
+
+def _tell(landed: Landed, value: Value) -> None:
+    if isinstance(value, PassError):
+        landed(None, value.cause)
+    else:
+        landed(value, "")
 
 
 def _named(these: Mapping[str, T], others: Mapping[str, Any], name: str) -> T:

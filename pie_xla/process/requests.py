@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,22 @@ def integers(value: Any, what: str, bound: int = U32) -> tuple[int, ...]:
     return tuple(value)
 
 
-def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: int) -> PassRequest:
+Masks = Callable[[Any, TensorType], "Future[np.ndarray]"]
+
+
+def no_masks(handle: Any, kind: TensorType) -> Future[np.ndarray]:
+    raise RequestError("this host has no grammars")
+
+
+def parse_pass(
+    request: Any, program_of: Callable[[Any], Program], vocab_size: int, masks: Masks = no_masks
+) -> PassRequest:
     """The pass that `request` (the submit JSON's dict) describes.
 
     Args:
         program_of: from the request's "program" (not None) to a program; raises `PieError`.
         vocab_size: of the request's "model", which is known; tokens are ids below it.
+        masks: from a matcher's handle and the parameter's type to what the matcher allows.
     """
     if type(request) is not dict:
         raise RequestError("a submit is a JSON object")
@@ -99,7 +110,6 @@ def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: i
         raise RequestError("line is a short string")
     text = request.get("program")
     program = None if text is None else program_of(text)
-    params = parse_params(request.get("params") or [], () if program is None else program.params)
     channels = integers(request.get("channels") or [], "channels")
     wanted = 0 if program is None else len(program.channels)
     if len(channels) != wanted:
@@ -107,6 +117,7 @@ def parse_pass(request: Any, program_of: Callable[[Any], Program], vocab_size: i
     if program is not None and program.rows != len(rows):
         raise RequestError(f"the program was traced for {program.rows} rows, the submit has {len(rows)}")
     parsed = tuple(parse_row(i, row, vocab_size) for i, row in enumerate(rows))
+    params = parse_params(request.get("params") or [], () if program is None else program.params, masks)
     return PassRequest(parsed, GEOMETRIES[geometry], readout, program, params, channels, line, request.get("model"))
 
 
@@ -183,13 +194,22 @@ def _mask(i: int, rows: Any, width: Any) -> np.ndarray | None:
     return bits[:, :wide].astype(bool)
 
 
-def parse_params(values: Any, types: tuple[TensorType, ...]) -> tuple[np.ndarray, ...]:
+def parse_params(
+    values: Any, types: tuple[TensorType, ...], masks: Masks = no_masks
+) -> tuple[np.ndarray | Future[np.ndarray], ...]:
     if type(values) is not list or len(values) != len(types):
         got = len(values) if type(values) is list else type(values).__name__
         raise RequestError(f"the program has {len(types)} parameters, the submit gives {got}")
-    return tuple(
-        parse_value(value, kind, f"parameter {i}") for i, (value, kind) in enumerate(zip(values, types, strict=True))
-    )
+    found: list[Any] = [
+        value if type(value) is dict else parse_value(value, kind, f"parameter {i}")
+        for i, (value, kind) in enumerate(zip(values, types, strict=True))
+    ]
+    for i, (value, kind) in enumerate(zip(found, types, strict=True)):
+        if type(value) is dict:
+            if value.keys() != {"matcher"}:
+                raise RequestError(f"parameter {i} is an object that names no matcher")
+            found[i] = masks(value["matcher"], kind)
+    return tuple(found)
 
 
 def parse_value(value: Any, kind: TensorType, what: str) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter, deque
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -285,7 +286,11 @@ class FakeClient:
             elif use.read:
                 value = queue_[0]
             cells.append(value)
-        results, puts = apply(program, reads, request.params, cells, (seed >> 32, seed & 0xFFFFFFFF), ordinal)
+        try:
+            params = [value.result(10) if isinstance(value, Future) else value for value in request.params]
+        except PieError as error:
+            raise PassError(str(error), request.line) from None
+        results, puts = apply(program, reads, params, cells, (seed >> 32, seed & 0xFFFFFFFF), ordinal)
         putters = [ch for ch, use in zip(request.channels, program.channels, strict=True) if use.put]
         for channel, value in zip(putters, puts, strict=True):
             self.channels[channel][2].append(np.asarray(value))

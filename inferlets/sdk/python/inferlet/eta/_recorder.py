@@ -34,6 +34,9 @@ class Recorder(Protocol):
     def literal(self, value: Any, dtype: str | None = None) -> Any:
         """A Python number or nested list as a tensor whose value is sent with each submit."""
 
+    def late(self, dtype: str, shape: tuple[int, ...], source: dict[str, int]) -> Any:
+        """A tensor that the host fills in for each submit, from what `source` names."""
+
     def output(self, row: int, name: str) -> Any:
         """The model's output `name` at a row of the pass."""
 
@@ -154,6 +157,11 @@ class GuestRecorder:
         self._params.append(number)
         self._param_table.append([kind, list(shape)])
         return self._emit("param", [], {"i": len(self._params) - 1}, ((kind, shape),), rules.OP_COST)[0]
+
+    def late(self, dtype: str, shape: tuple[int, ...], source: dict[str, int]) -> Tensor:
+        self._params.append(source)
+        self._param_table.append([dtype, list(shape)])
+        return self._emit("param", [], {"i": len(self._params) - 1}, ((dtype, shape),), rules.OP_COST)[0]
 
     def output(self, row: int, name: str) -> Tensor:
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self._rows):
