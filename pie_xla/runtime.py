@@ -60,6 +60,20 @@ class Runtime:
             )
         return self.manager.launch(launch, listener)
 
+    def warm_programs(self, progress: Progress) -> int:
+        """Compile the epilogues of all programs that have run, for every number of passes; how many epilogues.
+
+        Raises:
+            PieError: one needs too much memory for some number of passes.
+        """
+        tables = [served.programs for served in self.engine.models.values()]
+        known = [(table, entry) for table in tables for entry in table.entries() if entry.ready]
+        with progress.task("epilogues", len(known)) as task:
+            for table, entry in known:
+                table.build_sizes(entry)
+                task.advance()
+        return sum(1 for _, entry in known if entry.program.results or entry.program.channels)
+
     def close(self) -> None:
         self.manager.close()
         self.engine.close()

@@ -1,7 +1,8 @@
-"""`pie-xla cache`: what is compiled and kept, and clearing it. Everything in it is made again when needed."""
+"""`pie-xla cache`: what is compiled and kept, compiling ahead, and clearing. Everything in it is made again when needed."""
 
 from __future__ import annotations
 
+import queue
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import click
 
 from pie_xla import config as settings
-from pie_xla.cli.console import show_amount
+from pie_xla.cli.arguments import parse_models
+from pie_xla.cli.console import show_amount, stderr_progress
 from pie_xla.config import Config, Environment
 from pie_xla.errors import PieError, UsageError
+from pie_xla.launch import Event, Failed, Launch, Returned, read_source
+from pie_xla.timings import Timings
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def measure(folder: Path) -> tuple[int, int]:
 
 @click.group()
 def command() -> None:
-    """List and clear what is compiled and cached."""
+    """Fill, list and clear what is compiled and cached."""
 
 
 @command.command(name="list")
@@ -52,6 +56,44 @@ def list_(environment: Environment) -> None:
         folder = part_dir(config, part)
         files, size = measure(folder)
         click.echo(f"{part.name:<12} {files:>5} files {show_amount(size):>10}  {folder}")
+
+
+@command.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--model", help="A model of the store; see `pie-xla model list`.")
+@click.option("--with", "others", multiple=True, metavar="NAME=MODEL", help="Another model, as for `run`.")
+@click.pass_obj
+def warm(environment: Environment, files: tuple[Path, ...], model: str | None, others: tuple[str, ...]) -> None:
+    """Compile every step, and the epilogues of the inferlets FILES, so that no later start does.
+
+    Each of FILES is run once in the sandbox, without input, and what it says is dropped: the epilogues it uses then are compiled for
+    every number of passes. Fused steps are compiled later, for epilogues that prove to be used much.
+    """
+    config = settings.load(environment)
+    launches = [Launch(read_source(file), str(file), seed=0) for file in files]
+    progress = stderr_progress()
+
+    from pie_xla.runtime import open_runtime
+
+    with open_runtime(
+        config, model, others=parse_models(others), native=not files, serve=True, progress=progress, timings=Timings()
+    ) as runtime:
+        for launch in launches:
+            progress.note(f"running {launch.file}")
+            heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            launched = runtime.launch(launch, heard.put)
+            try:
+                while not isinstance(event := heard.get(), Returned | Failed):
+                    pass
+            finally:
+                launched.kill("interrupted")
+            if isinstance(event, Failed):
+                hint = "give `cache warm` programs that run without input"
+                raise PieError(f"{launch.file} failed, so its epilogues are not known:\n{event.message}", hint)
+        epilogues = runtime.warm_programs(progress)
+        stats = runtime.engine.stats()
+    compiled, loaded = sum(stats["compiled"].values()), sum(stats["loaded"].values())
+    click.echo(f"{compiled} executables compiled, {loaded} were there; {epilogues} epilogues", err=True)
 
 
 @command.command()

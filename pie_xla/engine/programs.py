@@ -203,6 +203,13 @@ class ProgramTable:
                 self._build_rows(entry, bucket, passes)
             entry.sizes = entry.sizes | {passes}
 
+    def build_sizes(self, entry: ProgramEntry) -> None:
+        """The executables for every pass count that the ready steps may launch, in this thread."""
+        most = max((bucket.rows for bucket in self.ready_steps), default=1) // entry.program.rows
+        for passes in sorted({1, *(bucket.rows for bucket in self.ready_steps if bucket.rows <= most)}):
+            if passes not in entry.barred:
+                self.build(entry, passes)
+
     def _build_rows(self, entry: ProgramEntry, bucket: Bucket, passes: int) -> None:
         if passes > bucket.readouts:
             return

