@@ -487,6 +487,7 @@ def _manager(config: Config, engine: Engine, languages: list[ModelLanguage], san
         Limits(memory_bytes=limits.memory, cpu_seconds=limits.cpu_time, output_bytes=limits.output),
         rooms=(lambda host: GrammarCalls(host, vocabularies, workers),),
         others=models[1:],
+        processes=limits.processes,
     )
 
 

@@ -17,6 +17,9 @@ class HostLimits:
         log_bytes: all log text; what comes after is dropped with one line that says so.
         inbox: messages to the process that it has not received.
         text_bytes: one text to encode, chat request or message; encoding keeps all other programs waiting.
+        descendants: programs that run at a time below one launch.
+        depth: how many spawns below a launch a program may be.
+        child_handles: children that one program holds, ended ones too.
     """
 
     request_bytes: int = 8 << 20
@@ -26,3 +29,6 @@ class HostLimits:
     log_bytes: int = 1 << 20
     inbox: int = 1024
     text_bytes: int = 1 << 20
+    descendants: int = 64
+    depth: int = 8
+    child_handles: int = 256

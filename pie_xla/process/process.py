@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pie_xla.errors import PieError, UsageError
 from pie_xla.eta.types import Program
 from pie_xla.launch import Event, Failed, Launch, Listener, Logged, Returned, Sent
+from pie_xla.process.children import Birth, ChildCalls, Tree
 from pie_xla.process.host import InferletHost
 from pie_xla.process.interfaces import HostModel, Language, ModelFacts
 from pie_xla.process.limits import HostLimits
@@ -80,7 +81,7 @@ class Process:
         logs: the last pieces it logged, (level, text).
     """
 
-    def __init__(self, name: str, mode: Mode, listener: Listener) -> None:
+    def __init__(self, name: str, mode: Mode, listener: Listener, admit: Callable[[str], None] | None = None) -> None:
         self.id = uuid.uuid4().hex
         self.name, self.mode = name, mode
         self.state = State.RUNNING
@@ -88,14 +89,16 @@ class Process:
         self.finished: float | None = None
         self.done: Future[Any] = Future()
         self.logs: deque[tuple[int, str]] = deque(maxlen=LOG_PIECES)
-        self._listener = listener
+        self._listener, self._admit = listener, admit
         self._host: InferletHost | None = None
         self._running: Running | None = None
         self._kill_reason: str | None = None
         self._lock = threading.Lock()
 
     def sent(self, text: str) -> None:
-        """Of its host: `session.send`."""
+        """Of its host: `session.send`; refused where whoever listens has too much unread."""
+        if self._admit is not None:
+            self._admit(text)
         self._tell(Sent(text))
 
     def logged(self, level: int, text: str) -> None:
@@ -209,7 +212,9 @@ class ProcessManager:
         limits: of host calls. sandbox_limits: of memory, processor time and output in the sandbox.
         rooms: calls by name that every process gets.
         others: models beside the default one.
-        messages: whether anybody can send messages to processes; if not, `session.receive` gives None at once.
+        messages: whether anybody outside can send messages to processes; if not, `session.receive` of a launched one gives
+            None at once. A child always hears its parent.
+        processes: how many may run at a time, children too; launches from outside are counted by the caller.
     """
 
     def __init__(
@@ -224,7 +229,9 @@ class ProcessManager:
         messages: bool = False,
         rooms: Sequence[OpenRoom] = (),
         others: Sequence[HostModel] = (),
+        processes: int | None = None,
     ) -> None:
+        self._processes = processes
         self._engine, self._facts, self._language = engine, facts, language
         self._programs = ProgramCache(parse)
         self._sandbox, self._sandbox_limits = sandbox, sandbox_limits
@@ -247,6 +254,18 @@ class ProcessManager:
         Raises:
             UsageError: the input has no JSON form, or there is no sandbox. PieError: the server is closing.
         """
+        return self._launch(launch, listener, None)
+
+    def _spawn(self, parent: Launch, birth: Birth, listener: Listener) -> Process:
+        """A child of what `parent` launched; it runs where its parent runs."""
+        if self._processes is not None and len(self.running) >= self._processes:
+            raise PieError(
+                f"{self._processes} inferlets run already, as many as may",
+                "wait for one to end; the operator's setting is limits.processes",
+            )
+        return self._launch(Launch(birth.source, birth.file, birth.input, parent.native, birth.seed), listener, birth)
+
+    def _launch(self, launch: Launch, listener: Listener, birth: Birth | None) -> Process:
         try:
             # natively too: tuples become lists and keys strings, as in the sandbox
             value = json.loads(json.dumps(launch.input, allow_nan=False))
@@ -254,7 +273,12 @@ class ProcessManager:
             raise UsageError(f"the input of {launch.file} has no JSON form: {error}") from None
         if not launch.native and self._sandbox is None:
             raise UsageError("this server has no sandbox", "run trusted files with --native")
-        process = Process(launch.file, Mode.NATIVE if launch.native else Mode.SANDBOX, listener)
+        process = Process(
+            launch.file,
+            Mode.NATIVE if launch.native else Mode.SANDBOX,
+            listener,
+            None if birth is None else birth.admit,
+        )
         with self._lock:
             if self._closed:
                 raise PieError("the server is closing; no process can start")
@@ -269,10 +293,10 @@ class ProcessManager:
                 process,
                 self._limits,
                 launch.seed,
-                self._rooms,
+                (*self._rooms, partial(self._children, launch, birth)),
                 self._others,
             )
-            if not self._messages:
+            if birth is None and not self._messages:
                 host.close_inbox()
             process.attach(host, partial(self._start, process, launch, value, host))
         except BaseException as error:
@@ -282,6 +306,11 @@ class ProcessManager:
             process.abandon(error)
             raise
         return process
+
+    def _children(self, launch: Launch, birth: Birth | None, host: InferletHost) -> ChildCalls:
+        tree = Tree(self._limits.descendants) if birth is None else birth.tree
+        depth = 0 if birth is None else birth.depth
+        return ChildCalls(partial(self._spawn, launch), host.log, self._limits, tree, depth)
 
     def close(self) -> None:
         """Kill what runs, wait until all of it is given back, and stop the threads."""

@@ -7,11 +7,11 @@ Pure Python: the same files run in the sandbox's CPython and natively.
 
 from __future__ import annotations
 
-from inferlet._errors import InferletError, PassError, RefusedError, UsageError
+from inferlet._errors import InferletError, PassError, ProcessError, RefusedError, UsageError
 from inferlet._version import version, world
 
-for _error in (InferletError, PassError, RefusedError, UsageError):
+for _error in (InferletError, PassError, ProcessError, RefusedError, UsageError):
     _error.__module__ = __name__  # tracebacks show the name that authors import
 
-__all__ = ["InferletError", "PassError", "RefusedError", "UsageError", "version", "world"]
+__all__ = ["InferletError", "PassError", "ProcessError", "RefusedError", "UsageError", "version", "world"]
 __version__ = version

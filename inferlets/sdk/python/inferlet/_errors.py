@@ -33,6 +33,10 @@ class PassError(InferletError):
         self.line = line
 
 
+class ProcessError(InferletError):
+    """A program that this one started has failed, or was killed; the message is its error's."""
+
+
 def missing(name: str, instead: str = "") -> UsageError:
     """The error of a thing the design names and this version does not have."""
     tail = f"; {instead}" if instead else ""
