@@ -178,3 +178,13 @@ def test_messages_are_bounded_in_both_directions(start: Start) -> None:
     assert down == 5 and "has 5 messages it has not received" in why_down
     assert up == 5 and "the parent has 5 messages" in why_up
     gone(start)
+
+
+def test_children_that_ended_and_are_let_go_of_free_their_places(start: Start) -> None:
+    source = """
+    from inferlet import process
+    async def main(input):
+        return sum([await process.spawn("async def main(input): return input", n) for n in range(300)])
+    """
+    assert start(source).done.result(60) == 300 * 299 // 2
+    gone(start)
