@@ -188,3 +188,34 @@ def test_children_that_ended_and_are_let_go_of_free_their_places(start: Start) -
     """
     assert start(source).done.result(60) == 300 * 299 // 2
     gone(start)
+
+
+def test_a_receive_that_is_given_up_loses_no_message(start: Start) -> None:
+    source = """
+    import asyncio
+    from inferlet import process
+    CHILD = '''
+    import asyncio
+    from inferlet import session
+    async def main(input):
+        try:
+            await asyncio.wait_for(session.receive(), 0.05)
+        except asyncio.TimeoutError:
+            pass
+        session.receive()
+        session.send("first")
+        session.send("second")
+        return [await session.receive(), await session.receive()]
+    '''
+    async def main(input):
+        child = process.spawn(CHILD)
+        try:
+            await asyncio.wait_for(child.receive(), 0.01)
+        except asyncio.TimeoutError:
+            pass
+        heard = [await child.receive(), await child.receive()]
+        child.send("one")
+        child.send("two")
+        return [heard, await child, await child.receive()]
+    """
+    assert start(source).done.result(60) == [["first", "second"], ["one", "two"], None]

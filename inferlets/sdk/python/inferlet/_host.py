@@ -173,6 +173,7 @@ class Runtime:
         self.args = args
         self._facts: Facts | None = None
         self.recordings = Memo()
+        self.inbox: Any = None  # messages of whoever launched the program, once it asks for any
         self._shots: dict[int, weakref.ref[Shot]] = {}
         self._sets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         # deques: natively a collector may run on any thread, and append/popleft are atomic

@@ -10,6 +10,7 @@ from typing import Any
 
 from inferlet._errors import ProcessError, UsageError
 from inferlet._host import Shot, runtime
+from inferlet._inbox import Inbox
 
 
 class Process:
@@ -18,6 +19,8 @@ class Process:
     def __init__(self, handle: int) -> None:
         self._runtime, self._handle = runtime(), handle
         self._end: Shot | None = None
+        owner = self._runtime  # not the process itself: it is dropped when nobody holds it
+        self._inbox = Inbox(lambda: owner.shot(owner.transport.start("process.receive", {"process": handle})))
 
     def __await__(self) -> Generator[Any, None, Any]:
         """What `main` returned.
@@ -43,11 +46,7 @@ class Process:
 
     async def receive(self) -> str | None:
         """The next text that the child gave to `session.send`; None when it has ended and none is left."""
-        shot = self._runtime.shot(self._runtime.transport.start("process.receive", {"process": self._handle}))
-        if not shot.done:
-            await shot.arrived()
-        text: str | None = shot.value()
-        return text
+        return await self._inbox.receive()
 
     def kill(self, reason: str = "killed by the program that started it") -> None:
         """End it now; what it has in flight is discarded. Awaiting it raises `ProcessError` with the reason."""

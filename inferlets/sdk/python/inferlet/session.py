@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 from inferlet._errors import UsageError
-from inferlet._host import Shot, runtime
+from inferlet._host import runtime
+from inferlet._inbox import Inbox, Message
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -18,23 +18,13 @@ def send(text: str) -> None:
     runtime().transport.send(text)
 
 
-class _Message:
-    __slots__ = ("_shot",)
-
-    def __init__(self, shot: Shot) -> None:
-        self._shot = shot
-
-    def __await__(self) -> Generator[Any, None, str | None]:
-        if not self._shot.done:
-            yield from self._shot.arrived().__await__()
-        return self._shot.value()
-
-
-def receive() -> _Message:
+def receive() -> Message:
     """`await session.receive()`: the next message sent to this program, or None when none can come any more."""
     owner = runtime()
     owner.sweep()
-    return _Message(owner.shot(owner.transport.receive()))
+    if owner.inbox is None:
+        owner.inbox = Inbox(lambda: owner.shot(owner.transport.receive()))
+    return owner.inbox.receive()
 
 
 def log(text: str, level: str = "info") -> None:
