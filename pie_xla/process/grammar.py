@@ -7,13 +7,16 @@ state the matcher had then, whatever is asked of it afterwards, and a token that
 from __future__ import annotations
 
 import enum
+import json
+import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -130,6 +133,7 @@ class Vocabulary:
         try:
             match kind:
                 case Kind.JSON_SCHEMA:
+                    _check_multiples(source)
                     schema = "{}" if source.strip() == "true" else source  # the same, and an object
                     text = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
                 case Kind.REGEX:
@@ -142,6 +146,37 @@ class Vocabulary:
         if made.is_error():
             raise GrammarError(f"the {kind.value} grammar cannot be compiled: {made.get_error():.2000}")
         return made
+
+
+MOST_MULTIPLE = (
+    10_000  # an automaton of as many states, which llguidance's fuel does not bound: 200,000 take 2 s and 80 MB
+)
+
+
+def _check_multiples(schema: str) -> None:
+    """Refuse a schema whose `multipleOf`s, taken together, need an automaton that is too large."""
+    try:
+        found = [Fraction(str(value)).numerator for value in _values(json.loads(schema), "multipleOf")]
+    except (ValueError, ZeroDivisionError, RecursionError):
+        return  # no schema: llguidance says why
+    together = 1
+    for multiple in found:
+        together = math.lcm(together, abs(multiple) or 1)
+        if together > MOST_MULTIPLE:
+            raise GrammarError(
+                f"the schema's multipleOf values need {together:,} states together; {MOST_MULTIPLE:,} are possible",
+                "use a smaller multipleOf, or check the number afterwards",
+            )
+
+
+def _values(node: Any, name: str) -> Iterator[Any]:
+    """Every number under a key of this name."""
+    if isinstance(node, dict):
+        value = node.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _values(child, name)
 
 
 class Workers:

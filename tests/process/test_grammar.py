@@ -232,6 +232,18 @@ def test_bad_grammars_are_refused_by_name(vocabulary: Vocabulary, kind: Kind, so
         vocabulary.compile(kind, source)
 
 
+@pytest.mark.parametrize(
+    ("multiples", "states"), [([200003], "200,003"), ([9973, 9967], "99,400,891"), ([0.00001, 99991], "99,991")]
+)
+def test_multiples_that_need_too_large_an_automaton_are_refused(
+    vocabulary: Vocabulary, multiples: list[float], states: str
+) -> None:
+    schema = {"type": "object", "properties": {str(n): {"allOf": [{"multipleOf": n}]} for n in multiples}}
+    with pytest.raises(GrammarError, match=f"need {states} states"):
+        vocabulary.compile(Kind.JSON_SCHEMA, json.dumps(schema))
+    vocabulary.compile(Kind.JSON_SCHEMA, json.dumps({"type": "number", "multipleOf": 0.01}))
+
+
 @pytest.mark.parametrize("limits", [GrammarLimits(symbols=100), GrammarLimits(compile_fuel=100)])
 def test_a_grammar_beyond_its_limits_is_refused(limits: GrammarLimits) -> None:
     small = Vocabulary(lambda: SPELLED, V, (STOP,), limits)
