@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROMPT, TOKENS, DEPTH = 32, 64, 4
+PROMPT, TOKENS, DEPTH = 32, 64, 8
 HERE = Path(__file__).parent
 
 

@@ -342,6 +342,10 @@ class Client:
                 value.add_done_callback(partial(self._param_came, item, i))
         return ticket
 
+    def number(self) -> int:
+        """The ticket that the next pass would have had; none will have it."""
+        return next(self._handles)
+
     def _param_came(self, item: Pass, index: int, value: Future[np.ndarray]) -> None:
         """From any thread: a parameter that a pass waits for is here, or will never be."""
         self._engine.post_quietly(lambda core: core.param_came(item, index, value))

@@ -142,6 +142,8 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
         self._landings.put(None)
+        if self._reader.is_alive():  # a thread that is in XLA when the interpreter ends aborts the process
+            self._reader.join(timeout=30)
         for model in self.models.values():
             model.close()
 

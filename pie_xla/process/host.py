@@ -31,6 +31,7 @@ from pie_xla.process.requests import (
     loads,
     no_masks,
     parse_pass,
+    parse_times,
     parse_value,
 )
 from pie_xla.process.rooms import Answer, OpenRoom, Request
@@ -330,21 +331,35 @@ class InferletHost:
         client = self._live()
         if type(request) is dict:
             self._drop(integers(request.get("drop") or [], "drop", 1 << 53))
-        self._room()
+        times = parse_times(request)
+        self._room(times)
         facts = self.model(request.get("model") if type(request) is dict else None).facts
-        parsed = parse_pass(request, program_of or self._program, facts.vocab_size, self.masks)
+        parsed, chained = parse_pass(request, program_of or self._program, facts.vocab_size, self.masks)
+        first = self._submit_or_fail(client, pipe, parsed)
+        for i in range(1, times):  # each embeds what the one before it gives; numbers follow one another
+            self._submit_or_fail(client, pipe, chained(parsed, first + 2 * (i - 1)), later=True)
+        return first
+
+    def _submit_or_fail(self, client: Client, pipe: int, parsed: PassRequest, later: bool = False) -> int:
+        """The guest's number of a pass; one that cannot be queued since what it embeds has failed, fails when awaited.
+
+        Args:
+            later: others of the same request are underway, so that it can be refused in no other way.
+        """
         try:
             return self._submit(client, pipe, parsed)
-        except PassError as failure:  # what it embeds failed before: it fails with the same cause, when awaited
-            return self._give_up(failure, len(self._still_born) < self._limits.tickets)
-
-    def _give_up(self, failure: PassError, remember: bool) -> int:
-        ticket = self._own_ticket()
-        if remember:
-            self._still_born[ticket] = failure
-        self._own_events.append((ticket, 1, {"message": failure.cause, "line": failure.line or "", "undone": []}))
+        except PassError as error:
+            failure = error
+        except PieError as error:
+            if not later:
+                raise
+            failure = PassError(str(error), parsed.line)
+        number = client.number() * 2
+        if len(self._still_born) < self._limits.tickets:
+            self._still_born[number] = failure
+        self._own_events.append((number, 1, {"message": failure.cause, "line": failure.line or "", "undone": []}))
         self._wake()
-        return ticket
+        return number
 
     def _own_ticket(self) -> int:
         self._own_tickets += 1
@@ -431,8 +446,8 @@ class InferletHost:
             raise RequestError(f"channel {channel} is not one of this process")
         return kind
 
-    def _room(self) -> None:
-        """Refuse to ask for more while too much is unread or in flight."""
+    def _room(self, more: int = 1) -> None:
+        """Refuse to ask for so many more while too much is unread or in flight."""
         unread = self._arrived - self._collected
         if unread > self._limits.unread_bytes:
             raise RequestError(
@@ -440,7 +455,7 @@ class InferletHost:
                 "await results, or let go of Outputs that you do not need",
             )
         open_tickets = len(self._flights) + len(self._asks) + len(self._receives) + self._started
-        if open_tickets >= self._limits.tickets:
+        if open_tickets + more > self._limits.tickets:
             raise RequestError(
                 f"{open_tickets} results are asked for or held (the limit is {self._limits.tickets})",
                 "await passes as you go, and do not keep every Output",

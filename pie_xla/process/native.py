@@ -80,8 +80,11 @@ class NativeTransport:
     def prepare(self, fixed: dict[str, Any]) -> dict[str, Any]:
         return fixed
 
-    def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: Any, line: str, drop: list[int]) -> int:
-        return self._call(self._host.submit_traced, pipeline, {**prepared, "rows": rows, "line": line, "drop": drop})
+    def submit(
+        self, pipeline: int, rows: list[dict[str, Any]], prepared: Any, line: str, drop: list[int], times: int
+    ) -> int:
+        request = {**prepared, "rows": rows, "line": line, "drop": drop, "times": times}
+        return self._call(self._host.submit_traced, pipeline, request)
 
     def send(self, text: str) -> None:
         self._call(self._host.send, text)

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from pie_xla.errors import PieError
 from pie_xla.eta.types import DType, Program, TensorType
 
 GEOMETRIES = {geometry.value: geometry for geometry in Geometry}
-FIELDS = frozenset(("rows", "geometry", "readout", "program", "params", "channels", "line", "drop", "model"))
+FIELDS = frozenset(("rows", "geometry", "readout", "program", "params", "channels", "line", "drop", "model", "times"))
 U32 = 1 << 32
+MAX_TIMES = 64  # passes of one submit
 
 
 class RequestError(PieError):
@@ -79,10 +81,21 @@ def no_masks(handle: Any, kind: TensorType) -> Future[np.ndarray]:
     raise RequestError("this host has no grammars")
 
 
+Chained = Callable[[PassRequest, int], PassRequest]  # a pass and its ticket -> the pass after it
+
+
+def parse_times(request: Any) -> int:
+    """How many passes a submit asks for."""
+    times = integer(request.get("times", 1), "times", MAX_TIMES + 1) if type(request) is dict else 1
+    if times < 1:
+        raise RequestError("times is at least 1")
+    return times
+
+
 def parse_pass(
     request: Any, program_of: Callable[[Any], Program], vocab_size: int, masks: Masks = no_masks
-) -> PassRequest:
-    """The pass that `request` (the submit JSON's dict) describes.
+) -> tuple[PassRequest, Chained]:
+    """The pass that `request` (the submit JSON's dict) describes, and what each next one of it is.
 
     Args:
         program_of: from the request's "program" (not None) to a program; raises `PieError`.
@@ -118,14 +131,29 @@ def parse_pass(
         raise RequestError(f"the program was traced for {program.rows} rows, the submit has {len(rows)}")
     parsed = tuple(parse_row(i, row, vocab_size) for i, row in enumerate(rows))
     params = parse_params(request.get("params") or [], () if program is None else program.params, masks)
-    return PassRequest(parsed, GEOMETRIES[geometry], readout, program, params, channels, line, request.get("model"))
+    made = PassRequest(parsed, GEOMETRIES[geometry], readout, program, params, channels, line, request.get("model"))
+    if parse_times(request) > 1 and any(isinstance(param, Future) for param in params):
+        raise RequestError("a matcher's mask is good for one pass: times is 1")
+    follow = [i for i, row in enumerate(rows) if row.get("chain")]
+
+    def chained(before: PassRequest, ticket: int) -> PassRequest:
+        after = list(before.rows)
+        for i in follow:
+            source = after[i].tokens
+            assert isinstance(source, FromTicket)
+            after[i] = replace(after[i], tokens=FromTicket(ticket, source.index))
+        return replace(before, rows=tuple(after)) if follow else before
+
+    return made, chained
 
 
 def parse_row(i: int, row: Any, vocab_size: int) -> Row:
-    if type(row) is not dict or len(row) != 2 + ("sight" in row) or "set" not in row:
+    if type(row) is not dict or len(row) != 2 + ("sight" in row) + ("chain" in row) or "set" not in row:
         raise RequestError(f"row {i} needs a set and one of tokens, ticket, channel")
     sight = None if row.get("sight") is None else parse_sight(i, row["sight"])
     handle = None if row["set"] is None else integer(row["set"], f"set of row {i}")
+    if "chain" in row and (row["chain"] is not True or "ticket" not in row):
+        raise RequestError(f"row {i}: chain is true, for a row that embeds a ticket")
     if "tokens" in row:
         tokens = integers(row["tokens"], f"tokens of row {i}", vocab_size)
         if not tokens:

@@ -86,6 +86,8 @@ class FakeClient:
         self._next += 1
         return self._next
 
+    number = _number
+
     def _set(self, ws: int | None) -> list[int]:
         if ws is None or ws not in self.sets:
             raise PieError(f"working set {ws} is not one of this process")

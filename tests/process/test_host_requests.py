@@ -62,7 +62,7 @@ class Ears:
 
 
 def parse(request: Any) -> Any:
-    return parse_pass(request, lambda text: PROGRAM, 100)
+    return parse_pass(request, lambda text: PROGRAM, 100)[0]
 
 
 def make(engine: FakeEngine, limits: HostLimits | None = None) -> tuple[InferletHost, Ears]:

@@ -31,11 +31,13 @@ class TextTransport(NativeTransport):
 
         return compact({**fixed, "params": finite_json(fixed["params"])})[1:]
 
-    def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: Any, line: str, drop: list[int]) -> int:
+    def submit(
+        self, pipeline: int, rows: list[dict[str, Any]], prepared: Any, line: str, drop: list[int], times: int
+    ) -> int:
         from inferlet._host import quoted
 
-        head = f'{{"rows":{json.dumps(rows)},"line":{quoted(line)},"drop":{drop}}}'
-        return self._call(self._host.submit, pipeline, f"{head[:-1]},{prepared}")
+        head = f'{{"rows":{json.dumps(rows)},"line":{quoted(line)},"drop":{drop},"times":{times}'
+        return self._call(self._host.submit, pipeline, f"{head},{prepared}")
 
     def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any) -> Any:
         from inferlet.eta._trace import record

@@ -85,6 +85,33 @@ async def main(input):
     assert result == {"tokens": expected, "again": [expected[0], expected[0], expected[-1]], "len": len(PROMPT) + 6}
 
 
+def test_run_ahead_is_few_calls_and_stops_at_the_context(run: Run, engine: FakeEngine) -> None:
+    result = run(
+        HEAD
+        + """
+async def main(input):
+    ws, pipe = WorkingSet(), Pipeline()
+    fwd = forward([5] * 40, [ws])
+    out = fwd.epilogue(pick)
+    first = pipe.submit(fwd)
+    fwd.embed(out)
+    calls = []
+    submit = pipe._runtime.transport.submit
+    pipe._runtime.transport.submit = lambda *args: (calls.append(args[-1]), submit(*args))[1]
+    tokens = [await first]
+    try:
+        async for token in pipe.run_ahead(fwd, 40, depth=8):
+            tokens.append(token)
+    except Exception as error:
+        return {"tokens": tokens, "calls": calls, "error": str(error), "len": len(ws)}
+""",
+    )
+    # 64 tokens fit: 24 after the prompt; eight at first, then four for each four that came, then one by one
+    assert result["calls"] == [8, 4, 4, 4, 4]
+    assert result["len"] == 64 and "context" in result["error"]
+    assert result["tokens"] == greedy([5] * 40, 25)  # what is underway still arrives
+
+
 def test_values_have_the_authors_types(run: Run) -> None:
     result = run(
         HEAD

@@ -57,11 +57,15 @@ class GuestTransport:
             1:
         ]  # without the brace: `submit` goes before it
 
-    def submit(self, pipeline: int, rows: list[dict[str, Any]], prepared: object, line: str, drop: list[int]) -> int:
+    def submit(
+        self, pipeline: int, rows: list[dict[str, Any]], prepared: object, line: str, drop: list[int], times: int
+    ) -> int:
         # by hand: this is sent for every token, and a JSON encoder costs more than the call
         parts = []
         for row in rows:
             more = f',"sight":{compact(row["sight"])}' if "sight" in row else ""
+            if "chain" in row:
+                more += ',"chain":true'
             match row:
                 case {"ticket": [ticket, result]}:
                     parts.append(f'{{"set":{row["set"]},"ticket":[{ticket},{result}]{more}}}')
@@ -69,7 +73,7 @@ class GuestTransport:
                     parts.append(f'{{"set":{row["set"]},"channel":{channel}{more}}}')
                 case _:
                     parts.append(f'{{"set":{row["set"]},"tokens":{row["tokens"]}{more}}}')
-        head = f'{{"rows":[{",".join(parts)}],"line":{quoted(line)},"drop":{drop}'
+        head = f'{{"rows":[{",".join(parts)}],"line":{quoted(line)},"drop":{drop},"times":{times}'
         return _call(engine.submit, pipeline, f"{head},{prepared}")
 
     def send(self, text: str) -> None:

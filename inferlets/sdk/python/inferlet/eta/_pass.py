@@ -203,8 +203,21 @@ class ForwardPass:
             )
         return self._prepared
 
-    def _ready_rows(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """The rows as the host wants them, and how many tokens each has. Raises what a submit must refuse."""
+    def _repeats(self, times: int) -> bool:
+        """Whether so many submits in a row are one request but for the Outputs that feed the next."""
+        fits = all(
+            ws._length + count_of(row) * times <= self._facts.max_context
+            for row, ws in zip(self._rows, self._sets, strict=False)
+        )
+        alike = all(geometry._repeats for geometry in self._geometries)
+        late = self._epilogue is not None and any(isinstance(param, dict) for param in self._epilogue.traced.params)
+        return fits and alike and not late
+
+    def _ready_rows(self, times: int) -> tuple[list[dict[str, Any]], list[int]]:
+        """The rows of so many submits as the host wants them, and how many tokens each has.
+
+        Raises what a submit must refuse.
+        """
         if not self._rows:
             raise UsageError("this pass embeds nothing: call embed(tokens)")
         if not self._geometries:
@@ -221,7 +234,7 @@ class ForwardPass:
                     f"give both the same, as in WorkingSet(model={self._facts.name!r})"
                 )
             ws._settle()
-            if ws._length + count > limit:
+            if ws._length + count * times > limit:
                 raise UsageError(
                     f"row {i} would be {ws._length + count} tokens long ({ws._length} in the set and {count} new), "
                     f"but the context of {self._facts.name} is {limit}"
@@ -236,6 +249,8 @@ class ForwardPass:
                     if shot.runtime is not self._runtime:
                         raise UsageError(f"row {i} embeds an Output of another process")
                     rows.append({"set": ws._handle, "ticket": [shot.ticket, result]})
+                    if times > 1 and self._epilogue is not None and any(row is own for own in self._epilogue.outputs):
+                        rows[-1]["chain"] = True
                 case Channel():
                     rows.append({"set": ws._handle, "channel": row._handle})
                 case _:

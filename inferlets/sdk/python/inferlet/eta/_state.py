@@ -72,6 +72,11 @@ class StateGeometry:
     def _with(self, name: str, value: Any) -> StateGeometry:
         return replace(self, sight=(*((n, v) for n, v in self.sight if n != name), (name, value)))
 
+    @property
+    def _repeats(self) -> bool:
+        """Whether it says the same of each next pass as of the first."""
+        return all(name in ("window", "sinks") for name, _ in self.sight)
+
     def _row_sight(self, row: int, ws: WorkingSet, count: int) -> dict[str, Any] | None:
         """What the host hears of it for one row of `count` tokens."""
         if not self.sight:
