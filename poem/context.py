@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from poem.spec import Attention, Batch, Leaf, Ops, Place, State, StateGroup
+from poem.taps import Taps, hide_pages, last_token
 
 
 @dataclass
@@ -23,6 +25,9 @@ class Context:
         group: the group of the current layer.
         layer: its index within its group; a traced scalar under scan.
         place: shardings for values with logical axes, or None on one device.
+        taps: what looks at attention, or None.
+        carry: what the taps carry from layer to layer; replaced as they run.
+        number: the layer's number among attention layers; a traced scalar under scan.
     """
 
     batch: Batch
@@ -32,13 +37,35 @@ class Context:
     group: StateGroup
     layer: jax.Array | int
     place: Place | None
+    taps: Taps | None = None
+    carry: Any = None
+    number: jax.Array | int = 0
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, how: Attention) -> jax.Array:
         """Append key and value [B, Q, K, d] to this layer's pages, and attend: query [B, Q, H, d] -> [B, Q, H, d]."""
         name = self.group.name
-        pages = self.batch.pages[name]
-        out, pool = self.ops.attend(query, key, value, self.state[name], pages, self._first(), self.batch, how)
+        batch, pages, first = self.batch, self.batch.pages[name], self._first()
+        taps = self.taps
+        if taps is None:
+            out, pool = self.ops.attend(query, key, value, self.state[name], pages, first, batch, how)
+            self.state = {**self.state, name: pool}
+            return out
+        last = last_token(query, batch)
+        shown, number = last.astype(jnp.float32), jnp.asarray(self.number).astype(jnp.uint32)
+        with jax.named_scope("on_attn_proj"):
+            bounds = None
+            if taps.bounded:
+                bounds = self.ops.page_bounds(last, self.state[name], pages, first, batch, how, taps.width)
+            self.carry, keep = taps.projected(self.carry, number, shown, bounds)
+            if keep is not None:
+                batch = hide_pages(batch, pages, self.group.page_size, keep)
+        out, pool = self.ops.attend(query, key, value, self.state[name], pages, first, batch, how)
         self.state = {**self.state, name: pool}
+        with jax.named_scope("on_attn"):
+            scores = None
+            if taps.scored:
+                scores = self.ops.scores(last, pool, pages, first, batch, how, taps.width)
+            self.carry = taps.attended(self.carry, number, shown, scores)
         return out
 
     def read(self) -> dict[str, jax.Array]:

@@ -14,7 +14,21 @@ from flax import nnx
 from poem.context import Context
 from poem.family import Config, Model
 from poem.registry import family_of
-from poem.spec import Batch, Facts, Leaf, Loop, Ops, Place, PoemError, State, StateGroup, WeightRule
+from poem.spec import (
+    Batch,
+    Facts,
+    Heads,
+    Leaf,
+    Loop,
+    Ops,
+    Place,
+    PoemError,
+    State,
+    StateGroup,
+    StateKind,
+    WeightRule,
+)
+from poem.taps import Taps
 
 Arrays = dict[str, jax.Array]
 M = TypeVar("M")
@@ -96,6 +110,27 @@ class LoweredModel:
         Returns:
             The new state, and `logits` f32[R, V], `hidden` f32[R, D] at `batch.readout`.
         """
+        state, values, _ = self._step(params, state, batch, outputs, None)
+        return state, values
+
+    def tapped_step(
+        self, params: Arrays, state: State, batch: Batch, taps: Taps, outputs: tuple[str, ...] = ("logits", "hidden")
+    ) -> tuple[State, Arrays, Any]:
+        """`step` with `taps` at each attention layer.
+
+        Returns:
+            What `step` returns, and what the taps carried out of the last layer.
+
+        Raises:
+            PoemError: the kernels cannot show attention, or the model has none.
+        """
+        if self.facts.attention is None:
+            raise PoemError(f"{self.facts.model_type} shows no attention: it has none, or its kernels cannot")
+        return self._step(params, state, batch, outputs, taps)
+
+    def _step(
+        self, params: Arrays, state: State, batch: Batch, outputs: tuple[str, ...], taps: Taps | None
+    ) -> tuple[State, Arrays, Any]:
         if unknown := [name for name in outputs if name not in self.facts.outputs]:
             raise PoemError(
                 f"{self.facts.model_type} has no output {unknown[0]!r}", f"it has: {', '.join(self.facts.outputs)}"
@@ -103,9 +138,10 @@ class LoweredModel:
         model: Model = self.outer.merge([params[name] for name in self.outer.leaves])
         with jax.named_scope("embed_tokens"):
             x, shared = model.embed(batch)
-        context = partial(Context, batch, self.ops, shared=shared, place=self.place)
+        context = partial(Context, batch, self.ops, shared=shared, place=self.place, taps=taps)
+        carry = None if taps is None else taps.start()
         for segment in self.segments:
-            x, state = self._run(segment, params, x, state, context)
+            x, state, carry = self._run(segment, params, x, state, carry, context)
         x = x.reshape(-1, x.shape[-1])[batch.readout]
         values: Arrays = {}
         with jax.named_scope("norm"):
@@ -115,11 +151,11 @@ class LoweredModel:
         if "logits" in outputs:
             with jax.named_scope("lm_head"):
                 values["logits"] = model.logits(hidden)
-        return self._placed(state), values
+        return self._placed(state), values, carry
 
     def _run(
-        self, segment: Segment, params: Arrays, x: jax.Array, state: State, context: Any
-    ) -> tuple[jax.Array, State]:
+        self, segment: Segment, params: Arrays, x: jax.Array, state: State, carry: Any, context: Any
+    ) -> tuple[jax.Array, State, Any]:
         period = range(segment.period)
         weights = [
             [params[_packed_name(segment, j, name)] for name in self.layers[segment.start + j].leaves] for j in period
@@ -130,24 +166,33 @@ class LoweredModel:
         names = [group.name for group in kinds]
         base = [before.count(name) + names[:j].count(name) for j, name in enumerate(names)]
         stride = [names.count(name) for name in names]
+        # the same among attention layers of all groups
+        paged = [group.kind is StateKind.PAGED for group in kinds]
+        attention = sum(group.kind is StateKind.PAGED for group in self.layer_groups[: segment.start])
 
         def body(
-            carry: tuple[jax.Array, State], xs: tuple[list[list[jax.Array]], Any]
-        ) -> tuple[tuple[jax.Array, State], None]:
-            x, state = carry
+            carried: tuple[jax.Array, State, Any], xs: tuple[list[list[jax.Array]], Any]
+        ) -> tuple[tuple[jax.Array, State, Any], None]:
+            x, state, carry = carried
             arrays, repeat = xs
             for j in period:
                 layer = self.layers[segment.start + j].merge(arrays[j])
-                now = context(state=state, group=kinds[j], layer=base[j] + repeat * stride[j])
+                now = context(
+                    state=state,
+                    group=kinds[j],
+                    layer=base[j] + repeat * stride[j],
+                    carry=carry,
+                    number=attention + sum(paged[:j]) + repeat * sum(paged),
+                )
                 with jax.named_scope(f"layers.{segment.start + j}"):
                     x = layer(x, now)
-                state = now.state
-            return (x, state), None
+                state, carry = now.state, now.carry
+            return (x, state, carry), None
 
         if segment.repeats == 1:
-            return body((x, state), (weights, 0))[0]
+            return body((x, state, carry), (weights, 0))[0]
         steps = jnp.arange(segment.repeats, dtype=jnp.int32)
-        return jax.lax.scan(body, (x, state), (weights, steps))[0]
+        return jax.lax.scan(body, (x, state, carry), (weights, steps))[0]
 
     def _segment_names(self, segment: Segment) -> list[tuple[int, str]]:
         return [(j, name) for j in range(segment.period) for name in self.layers[segment.start + j].leaves]
@@ -210,6 +255,7 @@ def lower(
             for name, leaf in layers[segment.start + j].leaves.items():
                 params[_packed_name(segment, j, name)] = _stacked(leaf, segment.repeats)
     V, D = settings.vocab_size, settings.hidden_size
+    attending = sum(by_name[name].kind is StateKind.PAGED for name in settings.layer_groups)
     facts = Facts(
         model_type=config["model_type"],
         vocab_size=V,
@@ -219,6 +265,7 @@ def lower(
         page_size=page_size,
         outputs={"logits": ((V,), "float32"), "hidden": ((D,), "float32")},
         param_count=sum(leaf.size for leaf in stored.values()),
+        attention=Heads(attending, settings.num_attention_heads, settings.head_dim) if attending and ops.taps else None,
     )
     return LoweredModel(
         facts=facts,

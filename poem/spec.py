@@ -135,6 +135,15 @@ class StateGroup:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """What taps see of a model: how many attention layers it has, and each one's H query heads of d numbers."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a user of the model may know before it runs.
 
@@ -143,6 +152,7 @@ class Facts:
         max_context: positions the model was made for.
         outputs: output name -> (shape after the readout axis, dtype): `{"logits": ((V,), "float32"), ...}`.
         param_count: parameters, tied ones once.
+        attention: what taps see (`poem.taps`); None: no attention layers, or kernels that cannot show them.
     """
 
     model_type: str
@@ -153,6 +163,7 @@ class Facts:
     page_size: int
     outputs: Mapping[str, tuple[tuple[int, ...], str]]
     param_count: int
+    attention: Heads | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -231,6 +242,11 @@ class Ops(Protocol):
         """Whether `attend` heeds `Batch.view`; kernels that cannot are not given one."""
         ...
 
+    @property
+    def taps(self) -> bool:
+        """Whether attention can be looked at: `scores` and `page_bounds` are there, and `attend` heeds `Batch.view`."""
+        ...
+
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         """What one layer keeps in one page: the arrays without the leading page dimension.
 
@@ -259,6 +275,45 @@ class Ops(Protocol):
 
         Returns:
             [B, Q, H, d] and the pool with the new cells. Rows of padding tokens are arbitrary but finite.
+        """
+        ...
+
+    def scores(
+        self,
+        query: jax.Array,
+        pool: dict[str, jax.Array],
+        pages: jax.Array,
+        first: jax.Array | int,
+        batch: Batch,
+        how: Attention,
+        width: int,
+    ) -> jax.Array:
+        """What the last token of each row attends to, after `attend` has written the new cells.
+
+        Args:
+            query: [B, H, d], of the row's last token.
+            width: C; no set of the launch has a position beyond.
+
+        Returns:
+            f32[B, C]: per position, the mean over heads of its weight in the softmax; 0 where nothing is seen. Rows sum to 1.
+        """
+        ...
+
+    def page_bounds(
+        self,
+        query: jax.Array,
+        pool: dict[str, jax.Array],
+        pages: jax.Array,
+        first: jax.Array | int,
+        batch: Batch,
+        how: Attention,
+        width: int,
+    ) -> jax.Array:
+        """The most that any cell of a page can score, before `attend`; the same arguments as `scores`.
+
+        Returns:
+            f32[B, J], J = ceil(C / page): per page of positions, the greatest over heads of sum(max(q * least key, q * greatest key)) *
+            scale. inf where the launch writes cells, -inf where there is nothing.
         """
         ...
 

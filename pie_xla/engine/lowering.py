@@ -79,10 +79,17 @@ class RememberedModel:
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """See `LoweredModel.step`."""
+        return self._modules().step(*args, **kwargs)
+
+    def tapped_step(self, *args: Any, **kwargs: Any) -> Any:
+        """See `LoweredModel.tapped_step`."""
+        return self._modules().tapped_step(*args, **kwargs)
+
+    def _modules(self) -> LoweredModel:
         with self._lock:
             if self._lowered is None:
                 self._lowered = lower_recipe(self._recipe)
-        return self._lowered.step(*args, **kwargs)
+        return self._lowered
 
 
 def remembered(recipe: Recipe, key: str, cache: Path) -> RememberedModel | LoweredModel:

@@ -38,6 +38,7 @@ class NoProgram:
     cost = 0
     memory = 0
     source = ""
+    stages = None
 
     def apply(
         self, reads: Sequence[Any], params: Sequence[Any], cells: Sequence[Any], key: Any, ordinal: Any

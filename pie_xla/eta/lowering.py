@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,6 +29,80 @@ def lower_op(op: Op, draw: Draw, operands: Sequence[Array], attrs: dict[str, Any
     return made if isinstance(made, tuple) else (made,)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the model shows to a layer stage: per row f32[H, d], f32[C] and f32[J]; and the layer, u32[]."""
+
+    layer: Array = None
+    queries: Sequence[Array] = ()
+    scores: Mapping[int, Array] = field(default_factory=dict)
+    bounds: Mapping[int, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """Ops being lowered for one pass.
+
+    Args:
+        cells: the front cell per channel, or what was taken from it last.
+        puts: what is put so far, by channel.
+        values: all values so far, by id.
+        masks: pages that rows may look at, by row.
+    """
+
+    reads: Sequence[Array]
+    params: Sequence[Array]
+    cells: list[Array]
+    puts: dict[int, Array] = field(default_factory=dict)
+    values: dict[int, Array] = field(default_factory=dict)
+    masks: dict[int, Array] = field(default_factory=dict)
+
+    def ops(self, body: Sequence[Node], draw: Draw, seen: Seen) -> None:
+        for node in body:
+            self.values.update(zip(node.results, self._op(node, draw, seen), strict=True))
+
+    def _op(self, node: Node, draw: Draw, seen: Seen) -> tuple[Array, ...]:
+        at: int = node.attrs.get("i", -1)
+        match node.name:
+            case "output":
+                return (self.reads[at],)
+            case "param":
+                return (self.params[at],)
+            case "read":
+                return (self.puts.get(at, self.cells[at]),)
+            case "take":
+                if at in self.puts:  # what an earlier stage left
+                    self.cells[at] = self.puts.pop(at)
+                return (self.cells[at],)
+            case "put":
+                self.puts[at] = self.values[node.operands[0]]
+                return ()
+            case "layer":
+                return (seen.layer,)
+            case "query":
+                return (seen.queries[at],)
+            case "score":
+                return (seen.scores[at],)
+            case "bound":
+                return (seen.bounds[at],)
+            case "pages":
+                self.masks[at] = self.values[node.operands[0]]
+                return ()
+            case "fori":
+                return self._loop(node, draw, seen)
+            case name:
+                return lower_op(TABLE[name], draw, [self.values[v] for v in node.operands], node.attrs)
+
+    def _loop(self, node: Node, draw: Draw, seen: Seen) -> tuple[Array, ...]:
+        def iteration(index: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
+            self.values.update(zip(node.body_ids, (index, *carried), strict=True))
+            self.ops(node.body, draw.iteration(index.astype(jnp.uint32)), seen)
+            return tuple(self.values[value] for value in node.body_out)
+
+        start = tuple(self.values[value] for value in node.operands)
+        return tuple(lax.fori_loop(jnp.int32(0), jnp.int32(node.attrs["n"]), iteration, start))
+
+
 def lower_program(
     nodes: Sequence[Node],
     out: Sequence[int],
@@ -39,34 +114,6 @@ def lower_program(
     channels: Sequence[ChannelUse],
 ) -> tuple[list[Array], list[Array]]:
     """One pass; see `types.Program.apply`."""
-    inputs = {"output": reads, "param": params, "take": cells, "read": cells}
-    puts: dict[int, Array] = {}
-    values: dict[int, Array] = {}
-
-    def run(body: Sequence[Node], draw: Draw) -> None:
-        for node in body:
-            at: int = node.attrs.get("i", -1)
-            match node.name:
-                case "output" | "param" | "take" | "read":
-                    pending = puts.get(at) if node.name == "read" else None
-                    made: tuple[Array, ...] = (inputs[node.name][at] if pending is None else pending,)
-                case "put":
-                    puts[at] = values[node.operands[0]]
-                    made = ()
-                case "fori":
-                    made = loop(node, draw)
-                case name:
-                    made = lower_op(TABLE[name], draw, [values[v] for v in node.operands], node.attrs)
-            values.update(zip(node.results, made, strict=True))
-
-    def loop(node: Node, draw: Draw) -> tuple[Array, ...]:
-        def iteration(index: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
-            values.update(zip(node.body_ids, (index, *carried), strict=True))
-            run(node.body, draw.iteration(index.astype(jnp.uint32)))
-            return tuple(values[value] for value in node.body_out)
-
-        start = tuple(values[value] for value in node.operands)
-        return tuple(lax.fori_loop(jnp.int32(0), jnp.int32(node.attrs["n"]), iteration, start))
-
-    run(nodes, Draw(key, ordinal))
-    return [values[value] for value in out], [puts[i] for i, use in enumerate(channels) if use.put]
+    run = Run(reads, params, list(cells))
+    run.ops(nodes, Draw(key, ordinal), Seen())
+    return [run.values[value] for value in out], [run.puts[i] for i, use in enumerate(channels) if use.put]

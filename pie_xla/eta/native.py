@@ -79,6 +79,7 @@ class NativeProgram:
     cost: int
     memory: int
     source: str
+    stages: None
     _jaxpr: Any  # constvars as in _consts; invars are every output of every row, key, ordinal
     _consts: tuple[Const, ...]
     _inputs: tuple[tuple[int, str, TensorType], ...]
@@ -242,6 +243,7 @@ def _trace(
         cost=cost,
         memory=jaxprs.peak(closed.jaxpr),
         source=source,
+        stages=None,
         _jaxpr=closed.jaxpr,
         _consts=consts,
         _inputs=tuple(inputs),

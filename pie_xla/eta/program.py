@@ -10,6 +10,9 @@ outside it. The body:
   `take`, `read` and `put` name their table entry by attribute `i`. `fori` has `n`, `ops`, `out`: inside, the next ids
   are the i32 index and the carried values; they and the body's values end with it.
 - `out`: ids of the results.
+- `stages`, where attention layers are looked at: `{"heads": [H, d], "width": C, "page": n, "prologue": ops, "proj": ops, "attn": ops}`.
+  These ops come before `ops` in the numbering (and in `lines`); values of `proj` and `attn` end with them. Their leaves are `layer`, and
+  by row (attribute `i`) `query`, `score` (after attention), `bound` and the mask `pages` (before it).
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ import jax
 from pie_xla.eta import rules
 from pie_xla.eta.lowering import lower_program
 from pie_xla.eta.rules import Type
+from pie_xla.eta.stages import EtaStages, registers_of
 from pie_xla.eta.types import ChannelUse, DType, EtaError, Read, TensorType
-from pie_xla.eta.validate import Node, Validator, fields, refuse
+from pie_xla.eta.validate import Node, Shape, Stage, Validator, fields, refuse
 
 MAX_TEXT = 1 << 20
 
@@ -56,6 +60,7 @@ class EtaProgram:
     text: str  # the canonical document, without lines: another process rebuilds the program from it
     nodes: tuple[Node, ...]
     out: tuple[int, ...]
+    stages: EtaStages | None
 
     @staticmethod
     def from_json(text: str, limits: Limits | None = None) -> EtaProgram:
@@ -107,7 +112,8 @@ def _parse(text: str) -> Any:
 
 def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
     body = document["body"]
-    fields("body", body, required=("eta", "rows", "single", "reads", "params", "channels", "ops", "out"))
+    required = ("eta", "rows", "single", "reads", "params", "channels", "ops", "out")
+    fields("body", body, required=required, optional=("stages",))
     if body["eta"] != rules.VERSION or isinstance(body["eta"], bool):
         raise refuse(f"it is version {body['eta']!r} of the format, this server reads {rules.VERSION}")
     rows = _whole("rows", body["rows"], 0, 4096)
@@ -118,7 +124,17 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
         raise refuse("it reads one output of one row twice")
     params = tuple(_type("params", item) for item in _list("params", body["params"]))
     channels = tuple(_type("channels", item) for item in _list("channels", body["channels"]))
-    validator = Validator(reads, params, channels, _lines(document))
+    staged = body.get("stages")
+    shape = None if "stages" not in body else _shape(staged)
+    validator = Validator(reads, params, channels, _lines(document), shape, rows)
+    parts: dict[Stage, tuple[Node, ...]] = {}
+    if shape is not None:
+        for stage, name in ((Stage.PROLOGUE, "prologue"), (Stage.PROJ, "proj"), (Stage.ATTN, "attn")):
+            parts[stage] = validator.part(stage, _list(name, staged[name]))
+        if not (parts[Stage.PROJ] or parts[Stage.ATTN]):
+            raise refuse("its layer stages do nothing")
+        validator.next_layer([(Stage.PROJ, parts[Stage.PROJ]), (Stage.ATTN, parts[Stage.ATTN])])
+    registers = registers_of(validator.uses)
     nodes, types = validator.run(_list("ops", body["ops"]))
     out = tuple(_whole("out", item, 0, rules.MAX_OPS * 4) for item in _list("out", body["out"]))
     for value in out:
@@ -126,14 +142,15 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
             raise refuse(f"out names value {value}, which does not exist")
     if body["single"] and len(out) != 1:
         raise refuse(f"single is true, but it has {len(out)} results")
-    cost = sum(node.cost for node in nodes)
-    memory = _peak(nodes, out)
+    every = [node for part in (*parts.values(), nodes) for node in part]
+    cost = sum(node.cost for node in every)
+    memory = sum(_peak(part, ()) for part in parts.values()) + _peak(nodes, out)
     source = document.get("source", "")
     if not isinstance(source, str) or len(source) > 200:
         raise refuse("source must be a text of at most 200 characters")
     where = f" at {source}" if source else ""
     if cost > limits.cost:
-        dearest = max(nodes, key=lambda node: node.cost)
+        dearest = max(every, key=lambda node: node.cost)
         at = f" at {dearest.line}" if dearest.line else where
         raise EtaError(
             f"the program costs {cost} element operations a pass, more than the limit of {limits.cost}; "
@@ -146,6 +163,22 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
     uses = tuple(
         ChannelUse(kind, use.take, use.read, use.put) for kind, use in zip(channels, validator.uses, strict=True)
     )
+    stages = None
+    if shape is not None:
+        used = {name: tuple(sorted(validator.used.get(name, ()))) for name in ("score", "bound", "pages")}
+        stages = EtaStages(
+            shape=shape,
+            prologue=parts[Stage.PROLOGUE],
+            proj=parts[Stage.PROJ],
+            attn=parts[Stage.ATTN],
+            epilogue=nodes,
+            out=out,
+            channels=uses,
+            registers=registers,
+            scored=used["score"],
+            bounded=used["bound"],
+            masked=used["pages"],
+        )
     return EtaProgram(
         key=sha256(spelled.encode()).hexdigest(),
         rows=rows,
@@ -160,6 +193,7 @@ def _build(document: dict[str, Any], limits: Limits) -> EtaProgram:
         text=f'{{"body":{spelled}}}',
         nodes=nodes,
         out=out,
+        stages=stages,
     )
 
 
@@ -213,6 +247,21 @@ def _type(name: str, item: Any) -> TensorType:
     except rules.RuleError as error:
         raise refuse(str(error)) from None
     return TensorType(DType(item[0]), shape)
+
+
+def _shape(stages: Any) -> Shape:
+    """What the layer stages were recorded for."""
+    fields("stages", stages, required=("heads", "width", "page", "prologue", "proj", "attn"))
+    heads = _list("stages heads", stages["heads"])
+    if len(heads) != 2:
+        raise refuse(f"stages heads must be [H, d], got {str(heads)[:80]}")
+    H, d = (_whole("stages heads", n, 1, rules.MAX_ELEMENTS) for n in heads)
+    width = _whole("stages width", stages["width"], 1, rules.MAX_ELEMENTS)
+    try:
+        rules.check_shape("stages", (H, d))
+    except rules.RuleError as error:
+        raise refuse(str(error)) from None
+    return Shape(H, d, width, _whole("stages page", stages["page"], 1, 1 << 20))
 
 
 def _read(item: Any, rows: int) -> Read:

@@ -83,6 +83,100 @@ class ChannelUse:
     put: bool
 
 
+Arrays = list[jax.Array]
+
+
+class LayerStages(Protocol):
+    """The attention-layer part of a program: one pass, unbatched. The engine vmaps each method over passes.
+
+    What the prologue made (`values`) is seen by all that follows. A channel that a layer stage puts to is a register: it is carried
+    from layer to layer, and what is left after the last one is what the pass puts.
+
+    Letters: H query heads, d head_dim, C positions of scores and masks, J pages of C positions.
+    """
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """(H, d) that it was recorded for."""
+
+    @property
+    def width(self) -> int:
+        """C."""
+
+    @property
+    def page(self) -> int:
+        """Positions per page; J is ceil(C / page)."""
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """Rows whose attention scores it uses."""
+
+    @property
+    def bounded(self) -> tuple[int, ...]:
+        """Rows whose page bounds it uses."""
+
+    @property
+    def masked(self) -> tuple[int, ...]:
+        """Rows from which it hides pages."""
+
+    @property
+    def cost(self) -> int:
+        """Static upper bound of one layer, element operations."""
+
+    def start(
+        self, params: Sequence[jax.Array], cells: Sequence[jax.Array], key: jax.Array, ordinal: jax.Array
+    ) -> tuple[Arrays, Arrays]:
+        """The prologue: its values, and the registers as the first layer finds them."""
+
+    def projected(
+        self,
+        values: Sequence[jax.Array],
+        registers: Sequence[jax.Array],
+        layer: jax.Array,
+        queries: Sequence[jax.Array],
+        bounds: Sequence[jax.Array],
+        params: Sequence[jax.Array],
+        cells: Sequence[jax.Array],
+        key: jax.Array,
+        ordinal: jax.Array,
+    ) -> tuple[Arrays, Arrays]:
+        """Before a layer's attention.
+
+        Args:
+            layer: u32[], counted among attention layers.
+            queries: f32[H, d] per row of the pass.
+            bounds: f32[J] per row of `bounded`.
+        Returns:
+            the registers, and bool[J] per row of `masked`: the pages that may be looked at.
+        """
+
+    def attended(
+        self,
+        values: Sequence[jax.Array],
+        registers: Sequence[jax.Array],
+        layer: jax.Array,
+        queries: Sequence[jax.Array],
+        scores: Sequence[jax.Array],
+        params: Sequence[jax.Array],
+        cells: Sequence[jax.Array],
+        key: jax.Array,
+        ordinal: jax.Array,
+    ) -> Arrays:
+        """After a layer's attention; `scores`: f32[C] per row of `scored`. Returns the registers."""
+
+    def finish(
+        self,
+        values: Sequence[jax.Array],
+        registers: Sequence[jax.Array],
+        reads: Sequence[jax.Array],
+        params: Sequence[jax.Array],
+        cells: Sequence[jax.Array],
+        key: jax.Array,
+        ordinal: jax.Array,
+    ) -> tuple[Arrays, Arrays]:
+        """The epilogue, as `Program.apply`."""
+
+
 class Program(Protocol):
     """A traced program; `EtaProgram` and `NativeProgram` implement it."""
 
@@ -124,6 +218,10 @@ class Program(Protocol):
     @property
     def source(self) -> str:
         """`main.py:14`, for errors."""
+
+    @property
+    def stages(self) -> LayerStages | None:
+        """What it does inside the model; such a program is compiled together with the step, and its `apply` is not used."""
 
     def apply(
         self,

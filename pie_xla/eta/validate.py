@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from pie_xla.eta import rules
@@ -13,6 +14,45 @@ from pie_xla.eta.types import EtaError, Read, TensorType
 
 MAX_DEPTH = 4
 LEAVES = ("output", "param", "take", "read", "put")
+
+
+class Stage(Enum):
+    """When ops run; in this order, the middle two once per attention layer."""
+
+    PROLOGUE = "prologue"
+    PROJ = "on_attn_proj"
+    ATTN = "on_attn"
+    EPILOGUE = "epilogue"
+
+    @property
+    def layered(self) -> bool:
+        return self in (Stage.PROJ, Stage.ATTN)
+
+
+# Where each thing that the model shows may be used.
+SHOWN = {
+    "output": (Stage.EPILOGUE,),
+    "layer": (Stage.PROJ, Stage.ATTN),
+    "query": (Stage.PROJ, Stage.ATTN),
+    "bound": (Stage.PROJ,),
+    "pages": (Stage.PROJ,),
+    "score": (Stage.ATTN,),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What layer stages were recorded for: H query heads of d numbers, C positions, pages of `page` positions."""
+
+    heads: int
+    head_dim: int
+    width: int
+    page: int
+
+    @property
+    def pages(self) -> int:
+        """J."""
+        return -(-self.width // self.page)
 
 
 @dataclass(frozen=True)
@@ -32,13 +72,35 @@ class Node:
     captured: frozenset[int] = frozenset()  # every outer value that this op, or its body, uses
 
 
+class Held(Enum):
+    """What a pass finds in a channel."""
+
+    FRONT = "front"  # the channel's own front cell
+    GONE = "gone"  # taken
+    PENDING = "pending"  # put in this pass
+
+
 @dataclass
 class Use:
-    """What a program has done with one channel so far."""
+    """What a program has done with one channel so far.
+
+    Attributes:
+        take, read: of the channel's own front cell.
+        since: the stage of the put that is pending.
+        early: it is put to before the epilogue.
+    """
 
     take: bool = False
     read: bool = False
-    put: bool = False
+    held: Held = Held.FRONT
+    since: Stage | None = None
+    early: bool = False
+    touched: bool = False
+
+    @property
+    def put(self) -> bool:
+        """Whether the pass leaves a value."""
+        return self.held is Held.PENDING
 
 
 def refuse(what: str) -> EtaError:
@@ -64,7 +126,11 @@ class Validator:
     params: Sequence[TensorType]
     channels: Sequence[TensorType]
     lines: Sequence[str]
+    shape: Shape | None = None
+    rows: int = 0
     uses: list[Use] = field(init=False)
+    stage: Stage = Stage.EPILOGUE
+    used: dict[str, set[int]] = field(default_factory=dict)  # rows of "query", "bound", "pages", "score"
     _next: int = 0
     _count: int = 0
     _types: dict[int, Type] = field(default_factory=dict)
@@ -73,13 +139,36 @@ class Validator:
         self.uses = [Use() for _ in self.channels]
 
     def run(self, ops: list[Any]) -> tuple[tuple[Node, ...], dict[int, Type]]:
-        nodes = self._ops(ops, 0)
+        nodes = self.part(Stage.EPILOGUE, ops)
         if self.lines and len(self.lines) != self._count:
             raise refuse(f"lines has {len(self.lines)} entries for {self._count} ops")
         for index, use in enumerate(self.uses):
-            if not (use.take or use.read or use.put):
+            if not use.touched:
                 raise refuse(f"channel {index} is declared and never used")
         return nodes, self._types
+
+    def part(self, stage: Stage, ops: list[Any]) -> tuple[Node, ...]:
+        """One stage's ops. Values of layer stages end with them; those of the prologue do not."""
+        self.stage = stage
+        outer = dict(self._types)
+        nodes = self._ops(ops, 0)
+        if stage.layered:
+            self._types = outer
+        return nodes
+
+    def next_layer(self, bodies: Sequence[tuple[Stage, Sequence[Node]]]) -> None:
+        """What the second layer finds in the channels must suit it too; later ones find the same."""
+        for stage, nodes in bodies:
+            self.stage = stage
+            for use in self.uses:
+                use.since = None  # puts of the layer before are not this one's
+            for node in nodes:
+                if node.name in ("take", "read", "put"):
+                    try:
+                        self._traffic(node.name, node.attrs["i"])
+                    except rules.RuleError as error:
+                        at = f" at {node.line}" if node.line else ""
+                        raise EtaError(f"{stage.value}{at}, in the second layer: {error}") from None
 
     def _ops(self, ops: list[Any], depth: int) -> tuple[Node, ...]:
         nodes = []
@@ -104,8 +193,13 @@ class Validator:
         operands = tuple(self._value(name, value) for value in ids)
         if name == "fori":
             return self._loop(operands, attrs, line, depth)
+        if name in SHOWN and self.stage not in SHOWN[name]:
+            where = " and ".join(stage.value for stage in SHOWN[name])
+            raise rules.RuleError(f"{name}: it is there in {where} only, not in {self.stage.value}")
         if name in LEAVES:
             return self._leaf(name, operands, attrs, line, depth)
+        if name in SHOWN:
+            return self._shown(name, operands, attrs, line, depth)
         if name not in TABLE:
             raise rules.RuleError(f"unknown op {name[:40]!r}")
         rule = TABLE[name].rule
@@ -142,24 +236,58 @@ class Validator:
         return Node(name, operands, {"i": at}, ids, types, rules.OP_COST, line, captured=used)
 
     def _channel(self, name: str, at: int, operands: tuple[int, ...], kind: Type, depth: int) -> None:
-        use = self.uses[at]
         if depth:
             raise rules.RuleError(f"{name}: a channel cannot be used inside a loop; carry its value instead")
+        if name == "put" and self._types[operands[0]] != kind:
+            got = rules.show(self._types[operands[0]])
+            raise rules.RuleError(f"put: channel {at} holds {rules.show(kind)}, got {got}")
+        self._traffic(name, at)
+
+    def _traffic(self, name: str, at: int) -> None:
+        """A take, read or put of a channel in this stage."""
+        use = self.uses[at]
+        use.touched = True
         match name:
             case "take":
-                if use.take or use.put:
-                    done = "put" if use.put else "taken"
+                if use.held is Held.GONE or (use.held is Held.PENDING and use.since is self.stage):
+                    done = "taken" if use.held is Held.GONE else "put"
                     raise rules.RuleError(f"take: channel {at} was already {done} in this pass")
-                use.take = True
+                use.take = use.take or use.held is Held.FRONT
+                use.held = Held.GONE
             case "read":
-                use.read = use.read or not (use.put or use.take)
+                use.read = use.read or use.held is Held.FRONT
             case "put":
-                if use.put:
+                if use.held is Held.PENDING and (use.since is self.stage or not self.stage.layered):
                     raise rules.RuleError(f"put: channel {at} was already put in this pass")
-                if self._types[operands[0]] != kind:
-                    got = rules.show(self._types[operands[0]])
-                    raise rules.RuleError(f"put: channel {at} holds {rules.show(kind)}, got {got}")
-                use.put = True
+                use.held, use.since = Held.PENDING, self.stage
+                use.early = use.early or self.stage is not Stage.EPILOGUE
+
+    def _shown(self, name: str, operands: tuple[int, ...], attrs: dict[str, Any], line: str, depth: int) -> Node:
+        """Something that the model shows to a layer stage, or the pages that are hidden from it."""
+        assert self.shape is not None
+        H, d, J = self.shape.heads, self.shape.head_dim, self.shape.pages
+        kinds: dict[str, Type] = {
+            "layer": ("u32", ()),
+            "query": ("f32", (H, d)),
+            "bound": ("f32", (J,)),
+            "score": ("f32", (self.shape.width,)),
+        }
+        if len(operands) != (name == "pages"):
+            raise rules.RuleError(f"{name}: takes {int(name == 'pages')} operands, got {len(operands)}")
+        wanted = set() if name == "layer" else {"i"}
+        row = attrs.get("i", 0)
+        if set(attrs) != wanted or not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < self.rows:
+            raise rules.RuleError(f"{name}: attribute i must be a row in 0..{self.rows - 1}, got {str(attrs)[:60]}")
+        if name == "pages":
+            mask = self._types[operands[0]]
+            if mask != ("bool", (J,)):
+                raise rules.RuleError(f"pages: the mask is bool[{J}], one per page, got {rules.show(mask)}")
+            if depth or row in self.used.get(name, ()):
+                raise rules.RuleError(f"pages: row {row} is masked once per layer, outside of loops")
+        self.used.setdefault(name, set()).add(row)
+        types = () if name == "pages" else (kinds[name],)
+        return Node(name, operands, dict(attrs), self._define(types), types, rules.OP_COST, line,
+                    captured=frozenset(operands))  # fmt: skip
 
     def _loop(self, operands: tuple[int, ...], attrs: dict[str, Any], line: str, depth: int) -> Node:
         lists = isinstance(attrs.get("ops"), list) and isinstance(attrs.get("out"), list)

@@ -61,12 +61,15 @@ class Shapes:
     """Kernels for a lowering that is never run: pages hold nothing."""
 
     views = False
+    taps = False
 
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         return {}
 
     def attend(self, *args: Any) -> Any:
         raise AssertionError("an import traces no step")
+
+    scores = page_bounds = attend
 
 
 def plan_weights(checkpoint: Checkpoint, dtype: str) -> Plan:

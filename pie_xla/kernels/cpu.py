@@ -47,6 +47,10 @@ class CpuOps:
     def views(self) -> bool:
         return True
 
+    @property
+    def taps(self) -> bool:
+        return True
+
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         """As the reference: one head's cells of a page lie together."""
         return self.reference.kv_page(kv, heads)
@@ -100,3 +104,29 @@ class CpuOps:
             layer_window=np.int64(how.window or 0),
         )
         return out, {"key": new_key, "value": new_value}
+
+    def scores(
+        self,
+        query: jax.Array,
+        pool: dict[str, jax.Array],
+        pages: jax.Array,
+        first: jax.Array | int,
+        batch: Batch,
+        how: Attention,
+        width: int,
+    ) -> jax.Array:
+        """See `poem.spec.Ops.scores`."""
+        return self.reference.scores(query, pool, pages, first, batch, how, width)
+
+    def page_bounds(
+        self,
+        query: jax.Array,
+        pool: dict[str, jax.Array],
+        pages: jax.Array,
+        first: jax.Array | int,
+        batch: Batch,
+        how: Attention,
+        width: int,
+    ) -> jax.Array:
+        """See `poem.spec.Ops.page_bounds`."""
+        return self.reference.page_bounds(query, pool, pages, first, batch, how, width)

@@ -103,6 +103,10 @@ class TpuOps:
     def views(self) -> bool:
         return False  # the Pallas kernel attends causally to whole tables
 
+    @property
+    def taps(self) -> bool:
+        return False  # nor does it give scores
+
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
         """One page: [page, 2*K, d], head k's key at 2k and its value at 2k+1, padded."""
         cost = self.padding(kv, heads)
@@ -175,6 +179,12 @@ class TpuOps:
         out = out.reshape(query.shape).astype(query.dtype)
         # The kernel leaves whatever was in VMEM where no query was.
         return jnp.where((batch.positions >= 0)[:, :, None, None], out, jnp.zeros((), out.dtype)), {"kv": kv_pages}
+
+    def scores(self, *_: Any) -> Array:
+        """Refused: models on these kernels say so in `Facts.attention`."""
+        raise PieError("the TPU attention kernel gives no scores", 'set [engine] kernels = "xla" for layer stages')
+
+    page_bounds = scores
 
     def _split(self, local: Callable[..., Any]) -> Callable[..., Any]:
         if self.mesh is None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from poem.spec import KV, Attention, Batch, Leaf, View
+from pie_xla.kernels.scores import last_scores, page_bounds
+from pie_xla.kernels.sight import Sight, padded
+from poem.spec import KV, Attention, Batch, Leaf
 
 LOWEST = -1e30  # finite, so that a row without any live cell gives no NaN
 
@@ -30,6 +32,10 @@ class XlaOps:
 
     @property
     def views(self) -> bool:
+        return True
+
+    @property
+    def taps(self) -> bool:
         return True
 
     def kv_page(self, kv: KV, heads: int) -> dict[str, Leaf]:
@@ -56,6 +62,32 @@ class XlaOps:
         per_block = max(1, min(cells // page, pages.shape[1]))
         return _attend(query, pool, pages, first, batch, how, per_block), pool
 
+    def scores(
+        self,
+        query: jax.Array,
+        pool: dict[str, jax.Array],
+        pages: jax.Array,
+        first: jax.Array | int,
+        batch: Batch,
+        how: Attention,
+        width: int,
+    ) -> jax.Array:
+        """See `poem.spec.Ops.scores`."""
+        return last_scores(query, pool, pages, first, batch, how, width)
+
+    def page_bounds(
+        self,
+        query: jax.Array,
+        pool: dict[str, jax.Array],
+        pages: jax.Array,
+        first: jax.Array | int,
+        batch: Batch,
+        how: Attention,
+        width: int,
+    ) -> jax.Array:
+        """See `poem.spec.Ops.page_bounds`."""
+        return page_bounds(query, pool, pages, first, batch, how, width)
+
 
 def _attend(
     query: jax.Array,
@@ -70,8 +102,8 @@ def _attend(
     B, Q, H, d = query.shape
     K, page = pool["key"].shape[1:3]
     G, S = H // K, per_block * page
-    sight = None if batch.view is None else _Sight(batch.view, batch.positions, G, page, per_block)
-    pages = _padded(pages, per_block)
+    sight = None if batch.view is None else Sight(batch.view, batch.positions, G, page, per_block)
+    pages = padded(pages, per_block)
     grouped = query.reshape(B, Q, K, G, d).transpose(0, 2, 3, 1, 4).reshape(B, K, G * Q, d)
     live = jnp.where(batch.counts > 0, batch.starts + batch.counts, 0)
     own = jnp.minimum(batch.starts[:, None] + jnp.arange(Q, dtype=jnp.int32)[None, :], live[:, None] - 1)
@@ -124,48 +156,6 @@ def _attend(
     _, total, sums = jax.lax.fori_loop(begin, end, body, empty)
     out: jax.Array = sums / jnp.where(total > 0, total, 1.0)[..., None]
     return out.astype(query.dtype).reshape(B, K, G, Q, d).transpose(0, 3, 1, 2, 4).reshape(B, Q, H, d)
-
-
-class _Sight:
-    """`Batch.view` for blocks of `per_block` pages, in the layout of the scores [B, 1, S, G*Q]."""
-
-    def __init__(self, view: View, positions: jax.Array, groups: int, page: int, per_block: int) -> None:
-        self._groups, self._page, self._per_block = groups, page, per_block
-        self._bases, self._live = _padded(view.bases, per_block), _padded(view.live, per_block)
-        self._mask = view.mask
-        self._at = self._for_queries(positions)
-        self._since = self._at - view.window[:, None, None, None]  # wraps below no position: windows are < 2**30
-        self._sinks = view.sinks[:, None, None, None]
-
-    def _for_queries(self, per_token: jax.Array) -> jax.Array:
-        """[B, Q] as [B, 1, 1, G*Q]."""
-        return jnp.tile(per_token, (1, self._groups))[:, None, None, :]
-
-    def _block(self, per_page: jax.Array, i: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(per_page, i * self._per_block, self._per_block, axis=1)
-
-    def seen(self, i: jax.Array, window: int | None) -> jax.Array:
-        """bool[B, 1, S, G*Q] (or broadcastable to it) for block i, under a layer's own window too."""
-        place = jnp.arange(self._page, dtype=jnp.int32)
-        B = self._bases.shape[0]
-        live = self._block(self._live, i)[:, :, place // 32] >> (place % 32)[None, None, :]
-        position = self._block(self._bases, i)[:, :, None] + place[None, None, :]  # [B, pages, page]
-        position = position.reshape(B, 1, -1, 1)
-        seen = (live.reshape(B, 1, -1, 1) & 1 == 1) & ((position > self._since) | (position < self._sinks))
-        if window is not None:
-            seen = seen & (position > self._at - window)
-        if self._mask is not None:
-            cell = i * self._per_block * self._page + jnp.arange(self._per_block * self._page, dtype=jnp.int32)
-            words = jnp.take(self._mask, cell // 32, axis=2, mode="clip")  # [B, Q, S]
-            bits = (words >> (cell % 32)[None, None, :]) & 1 == 1
-            seen = seen & jnp.tile(bits.transpose(0, 2, 1), (1, 1, self._groups))[:, None, :, :]
-        return seen
-
-
-def _padded(per_page: jax.Array, per_block: int) -> jax.Array:
-    """[B, N, ...] with N filled up to whole blocks."""
-    fill = -per_page.shape[1] % per_block
-    return jnp.pad(per_page, ((0, 0), (0, fill), *((0, 0) for _ in per_page.shape[2:])))
 
 
 def _append(

@@ -110,6 +110,7 @@ class Greedy:
     cost: int = V
     memory: int = 4 * V
     source: str = "test.py:1"
+    stages: None = None
 
     def __post_init__(self) -> None:
         self.key += f"{self.rows}{self.row}{self.feedback}"
@@ -133,6 +134,7 @@ class Scaled:
 
     def __post_init__(self) -> None:
         self.rows, self.scalar_result, self.cost, self.memory, self.source = 1, False, V, 4 * V, "test.py:2"
+        self.stages = None
         self.reads = (Read(0, "logits", (V,), DType.F32),)
         self.params = (TensorType(DType.F32, ()), TensorType(DType.I32, ()))
         self.results = (TensorType(DType.F32, ()), TensorType(DType.U32, (3,)))
