@@ -1,7 +1,7 @@
 """Recorded epilogues, remembered: a loop that makes the same lambda for every token records it once.
 
 A recording is reused only when the function can be seen to give the same one again: it and every function it calls
-read nothing but numbers, strings, tuples of them, this language's own functions and a few pure builtins. Anything
+read nothing but numbers, strings, tuples of them, samplers, this language's own functions and a few pure builtins. Anything
 else is recorded anew.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dis
 from collections import OrderedDict
+from dataclasses import fields, is_dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -86,6 +87,8 @@ class Memo:
         elif kind is FunctionType:
             if value.__closure__ or not _is_known(value.__module__ or ""):
                 return self._function(value, kept, depth - 1)
+        elif is_dataclass(kind) and kind.__module__.startswith("inferlet."):  # a sampler or a step of one: all frozen
+            return kind, tuple([self._of(getattr(value, part.name), kept, depth - 1) for part in fields(kind)])
         elif not (callable(value) and not isinstance(value, type) and _is_jax(value)):
             raise Unsafe
         kept.append(value)
