@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pie_xla.errors import PieError
+from pie_xla.process.wasm.immortal import immortalize
 from pie_xla.progress import Progress
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -114,6 +115,8 @@ def build_component(sources: Sources, target: Path, progress: Progress) -> None:
                 "componentize-py could not build the Python language component "
                 f"(exit {done.returncode}):\n{_reason(done.stdout)}"
             )
+        data, _ = immortalize(output.read_bytes())
+        output.write_bytes(data)
         output.replace(target)
 
 

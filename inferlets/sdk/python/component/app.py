@@ -11,7 +11,7 @@ import random
 import inferlet
 import wit_world
 from componentize_py_types import Err
-from pie_component import author, checked, loop, preload, stdio
+from pie_component import author, census, checked, holes, loop, preload, stdio, warmup
 
 preload.preload()
 for _, _name, _ in pkgutil.walk_packages(inferlet.__path__, "inferlet."):
@@ -32,5 +32,8 @@ class WitWorld(wit_world.WitWorld):
             stdio.flush()
 
 
+warmup.run()
 gc.collect()
+census.take()
 gc.freeze()
+holes.fill()

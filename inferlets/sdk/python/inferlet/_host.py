@@ -271,6 +271,12 @@ def begin(args: Any) -> None:
     runtime().args = args
 
 
+def forget() -> None:
+    """The program has ended; the next one is a stranger."""
+    global _guest
+    _guest = None
+
+
 def deliver(events: Iterable[Event]) -> None:
     """The language component hands over what `session.wait` returned."""
     runtime().deliver(events)

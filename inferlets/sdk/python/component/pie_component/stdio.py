@@ -44,6 +44,11 @@ def install() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+def uninstall() -> None:
+    """Forget the streams."""
+    _streams.clear()
+
+
 def flush() -> None:
     """Hand over what has no newline yet."""
     for stream in _streams:
