@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -503,6 +503,7 @@ def _facts(served: Served, language: ModelLanguage) -> ModelFacts:
         outputs={name: (shape, eta_dtype(dtype)) for name, (shape, dtype) in facts.outputs.items()},
         stop_tokens=language.tokenizer.stop_tokens,
         prefix=language.tokenizer.prefix,
+        attention=None if facts.attention is None else astuple(facts.attention),
     )
 
 

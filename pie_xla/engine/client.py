@@ -306,6 +306,7 @@ class Client:
         model = self._engine.served(request.model)
         rows, producers, embedded = self._rows(model, request)
         self._check_program(model, program, request)
+        self._check_stages(model, program, rows)
         channels = self._bind(program, request)
         words = sum(kind.size for kind in program.results)
         self._room("device words", self._words + words - 1, self._quota.device_words)
@@ -472,6 +473,30 @@ class Client:
         for i, (kind, value) in enumerate(zip(program.params, request.params, strict=True)):
             if not isinstance(value, Future):
                 check_param(i, kind, value)
+
+    @staticmethod
+    def _check_stages(model: Served, program: Program, rows: list[PassRow]) -> None:
+        stages, shown = program.stages, model.facts.attention
+        if stages is None:
+            return
+        if shown is None or not model.views:
+            raise PieError(
+                f"this pass has layer stages, but the attention of {model.name} cannot be looked at",
+                "the model has no attention layers, or its kernels do not show them on this backend",
+            )
+        page = model.facts.page_size
+        if stages.heads != (shown.heads, shown.head_dim) or stages.page != page:
+            raise PieError(
+                f"the layer stages were recorded for heads {list(stages.heads)} and pages of {stages.page}; "
+                f"{model.name} has {[shown.heads, shown.head_dim]} and {page}"
+            )
+        for i, row in enumerate(rows):
+            length = (0 if row.set is None else row.set.submitted) + row.total
+            if length > stages.width:
+                raise PieError(
+                    f"row {i} would be {length} tokens long, the layer stages span {stages.width} positions",
+                    "record them for a greater width",
+                )
 
     def _bind(self, program: Program, request: PassRequest) -> tuple[Channel, ...]:
         if len(request.channels) != len(program.channels):

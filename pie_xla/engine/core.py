@@ -148,12 +148,14 @@ class Core:
                 rows = tuple(self._row_view(row) for row in item.rows)
                 masked = any(row.masked for row in item.rows)
                 served = self._served[item.client]
-                views.append(PassView(item.order, item.order, served, rows, item.readouts, masked))
+                stages = None if item.entry.program.stages is None else item.entry.program.key
+                views.append(PassView(item.order, item.order, served, rows, item.readouts, masked, stages))
         ledger = model.ledger
         free = {name: pool.available for name, pool in ledger.paged.items()}
         if ledger.slots is not None:
             free["slots"] = ledger.slots.available
-        return View(tuple(views), model.programs.ready_steps, free, ledger.page_size), ready, late
+        tapped = {p.entry.program.key: p.entry.tapped for p in ready.values() if p.entry.program.stages is not None}
+        return View(tuple(views), model.programs.ready_steps, free, ledger.page_size, tapped), ready, late
 
     def _pause(self, model: Served, share: float) -> float:
         return min(self._options.gather_seconds, share * model.step_seconds)
@@ -218,6 +220,9 @@ class Core:
             if bucket in model.programs.failed_steps:
                 continue
             model.programs.wish_step(bucket)
+        for key, bucket in plan.tapped_wishes:
+            entry = next(item.entry for item in ready.values() if item.entry.program.key == key)
+            model.programs.wish_tapped(entry, bucket)
         model.starved = {order: since for order, since in model.starved.items() if order in plan.starved}
         if not plan.launches:
             self._relieve(model, plan.starved, ready, now)
@@ -287,9 +292,10 @@ class Core:
                 self._finish_launch(one)
         if not rows:
             return None
-        flight = model.launcher.launch(launch.bucket, rows, inputs)
+        flight = model.launcher.launch(launch.bucket, rows, inputs, tapped=launch.stages is not None)
         self.counters["launches"] += 1
-        self.counters["fused launches"] += flight.fused
+        self.counters["fused launches"] += flight.fused and launch.stages is None
+        self.counters["tapped launches"] += launch.stages is not None
         self.counters["rows"] += len(rows)
         self.counters["row slots"] += launch.bucket.rows
         self.counters["tokens"] += sum(item.count for item in launch.items)
@@ -343,7 +349,11 @@ class Core:
         item.depends |= target.sources
         row.begin()
         start, unknown, length = state.cells, state.unknown, state.length
-        if tokens is not None and row.sight is None and len(state.tokens) == length:
+        stages = item.entry.program.stages
+        hidden = (
+            step.final and stages is not None and step.row in stages.masked
+        )  # its keys are not what the tokens alone give
+        if tokens is not None and row.sight is None and not hidden and len(state.tokens) == length:
             state.tokens.extend(tokens.tolist())
         copies = ledger.append(state, step.count)
         if copies:

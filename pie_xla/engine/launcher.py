@@ -140,7 +140,8 @@ class Launcher:
 
     # -- launching -----------------------------------------------------------------------------------------------
 
-    def launch(self, bucket: Bucket, rows: list[RowInput], inputs: list[ProgramInput]) -> Flight:
+    def launch(self, bucket: Bucket, rows: list[RowInput], inputs: list[ProgramInput], tapped: bool = False) -> Flight:
+        """Queue a launch. `tapped`: all its passes are of one program with layer stages."""
         layout = self._shapes.step_layout(bucket)
         block, f = layout.buffer()
         f["source"].fill(-1)
@@ -170,6 +171,8 @@ class Launcher:
             for index in row.readout:
                 f["readout"][readouts] = i * bucket.tokens + index
                 readouts += 1
+        if tapped:
+            return self._launch_tapped(inputs[0].item.entry, bucket, block, inputs)
         entry = self._fusable(bucket, inputs)
         if entry is not None:
             return self._launch_fused(entry, bucket, block, inputs)
@@ -206,6 +209,25 @@ class Launcher:
         program_block, offsets = self._pack_program(entry, inputs, bucket.rows)
         self.state, self._device.array, values, faults = fused(
             self.params, self.state, self._device.array, block, program_block, offsets
+        )
+        values.copy_to_host_async()
+        faults.copy_to_host_async()
+        return Flight(bucket, inputs, faults, [Group(entry, inputs, values)], True)
+
+    def _launch_tapped(
+        self, entry: ProgramEntry, bucket: Bucket, block: np.ndarray, inputs: list[ProgramInput]
+    ) -> Flight:
+        program = entry.program
+        run = self._table.planned(self._programs.tapped_key(program, bucket))
+        passes = self._shapes.tapped_passes(program, bucket)
+        program_block, offsets = self._pack_program(entry, inputs, passes)
+        where, f = self._shapes.reads_layout(program, passes).buffer()
+        for p, member in enumerate(inputs):
+            for i, read in enumerate(program.reads):
+                at = member.positions[read.row]
+                f[f"read{i}"][p] = at[-1] if self._shapes.positions_of(read) is None else at
+        self.state, self._device.array, values, faults = run(
+            self.params, self.state, self._device.array, block, program_block, where, offsets
         )
         values.copy_to_host_async()
         faults.copy_to_host_async()

@@ -60,10 +60,13 @@ class ProgramEntry:
     fused: set[Bucket] = field(default_factory=set)
     fusing: set[Bucket] = field(default_factory=set)
     keys: set[Key] = field(default_factory=set)
+    tapped: frozenset[Bucket] = frozenset()  # of a program with layer stages: the launches it is compiled for
+    tapping: set[Bucket] = field(default_factory=set)
 
     @property
     def ready(self) -> bool:
-        return bool(self.sizes)
+        """Whether its passes may be planned; those with layer stages choose among `tapped` then."""
+        return bool(self.sizes) or self.program.stages is not None
 
 
 class ProgramTable:
@@ -115,9 +118,12 @@ class ProgramTable:
             if found is not None:
                 self._keep(found)
                 return found
-            if program.cost > self._options.max_program_cost:
+            cost = program.cost
+            if program.stages is not None:
+                cost += program.stages.cost * (self._shapes.attention_layers - 1)
+            if cost > self._options.max_program_cost:
                 raise PieError(
-                    f"the epilogue at {program.source} needs {program.cost:,} element operations a pass; "
+                    f"the epilogue at {program.source} needs {cost:,} element operations a pass; "
                     f"{self._options.max_program_cost:,} are allowed",
                     "shorten its loops: a running step cannot be interrupted, so everyone would wait for it",
                 )
@@ -130,7 +136,10 @@ class ProgramTable:
             entry = self._alive[program.key] = ProgramEntry(program)
             weakref.finalize(entry, self._forget, entry.keys).atexit = False
             self._keep(entry)
-        self._request(entry, 1)
+        if program.stages is None:
+            self._request(entry, 1)
+        else:
+            self.wish_tapped(entry, self._buckets.fitting(program.rows, 1, program.rows)[0])
         return entry
 
     def _keep(self, entry: ProgramEntry) -> None:
@@ -204,8 +213,34 @@ class ProgramTable:
                 self._build_rows(entry, bucket, passes)
             entry.sizes = entry.sizes | {passes}
 
+    def wish_tapped(self, entry: ProgramEntry, bucket: Bucket) -> None:
+        """Compile a program with layer stages, together with the step of a bucket, in the background."""
+        with self._lock:
+            if bucket in entry.tapped or bucket in entry.tapping:
+                return
+            entry.tapping.add(bucket)
+        self._pool.submit(self._build_tapped, weakref.ref(entry), bucket)
+
+    def _build_tapped(self, asked: weakref.ref[ProgramEntry], bucket: Bucket) -> None:
+        entry = asked()
+        if entry is None:  # evicted, and nobody waits for it any more
+            return
+        try:
+            key = self.tapped_key(entry.program, bucket)
+            self.hold(entry, key)
+            self._table.build(key, lambda: self._shapes.tapped(entry.program, bucket))
+            entry.tapped = entry.tapped | {bucket}
+        except Exception as error:  # it stays in `tapping`: asking again would fail again
+            if not entry.tapped:
+                entry.refused = f"the layer stages at {entry.program.source} do not compile: {_first_line(error)}"
+        finally:
+            self._changed()
+
     def build_sizes(self, entry: ProgramEntry) -> None:
-        """The executables for every pass count that the ready steps may launch, in this thread."""
+        """The executables for every pass count that the ready steps may launch, in this thread; none for layer stages, which wait for
+        theirs."""
+        if entry.program.stages is not None:
+            return
         most = max((bucket.rows for bucket in self.ready_steps), default=1) // entry.program.rows
         for passes in sorted({1, *(bucket.rows for bucket in self.ready_steps if bucket.rows <= most)}):
             if passes not in entry.barred:
@@ -261,6 +296,10 @@ class ProgramTable:
     @staticmethod
     def fused_key(program: Program, bucket: Bucket) -> Key:
         return Key("fused", program.key, str(bucket))
+
+    @staticmethod
+    def tapped_key(program: Program, bucket: Bucket) -> Key:
+        return Key("tapped", program.key, str(bucket))
 
     @staticmethod
     def commit_key(sizes: tuple[int, ...], passes: int) -> Key:

@@ -8,7 +8,7 @@ the same plan on every host of a pod.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pie_xla.engine.buckets import Bucket, Buckets
 
@@ -41,6 +41,7 @@ class PassView:
         served: tokens this pass's client has been given so far; the least served goes first.
         readouts: readout positions over all rows.
         masked: some row has a mask bit per token and cell.
+        stages: key of its program where that has layer stages; its last launch is then shared only by passes of that program.
     """
 
     id: int
@@ -49,6 +50,7 @@ class PassView:
     rows: tuple[RowView, ...]
     readouts: int
     masked: bool = False
+    stages: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class View:
         ready: buckets whose step executable is compiled.
         free: free units per paged group, and of recurrent slots under the name "slots".
         page_size: tokens per page.
+        tapped: per program with layer stages, the buckets that it is compiled for.
     """
 
     passes: tuple[PassView, ...]
     ready: frozenset[Bucket]
     free: Mapping[str, int]
     page_size: int
+    tapped: Mapping[str, frozenset[Bucket]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,34 +84,66 @@ class Item:
 
 @dataclass(frozen=True)
 class Launch:
+    """`stages`: key of the program whose layer stages run in it."""
+
     bucket: Bucket
     items: tuple[Item, ...]
+    stages: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Launches in order; buckets that would have fitted better but are not compiled; passes that wait for memory."""
+    """Launches in order; buckets that would have fitted better but are not compiled, alone and with layer stages; passes that wait for
+    memory."""
 
     launches: tuple[Launch, ...]
     wishes: tuple[Bucket, ...]
     starved: tuple[int, ...]
+    tapped_wishes: tuple[tuple[str, Bucket], ...] = ()
 
 
 def schedule(view: View, buckets: Buckets) -> Plan:
-    """One launch of one-token rows and one of longer rows, each as full as its bucket, the rows and the memory allow."""
+    """One launch of one-token rows and one of longer rows, each as full as its bucket, the rows and the memory allow; and one per program
+    with layer stages whose passes have only their last tokens left."""
     budget = _Memory(view)
     launches: list[Launch] = []
     wishes: list[Bucket] = []
     queue = sorted(view.passes, key=lambda p: (p.served, p.order))
-    short = [p for p in queue if all(row.remaining == 1 for row in p.rows)]
-    long = [p for p in queue if any(row.remaining > 1 for row in p.rows)]
+    ending: dict[str, list[PassView]] = {}
+    for p in queue:
+        if p.stages is not None and all(row.remaining == row.last for row in p.rows):
+            ending.setdefault(p.stages, []).append(p)
+    ends = {p.id for passes in ending.values() for p in passes}
+    rest = [p for p in queue if p.id not in ends]
+    short = [p for p in rest if all(row.remaining == 1 for row in p.rows)]
+    long = [p for p in rest if any(row.remaining > 1 for row in p.rows)]
     for launch in (
         _short_launch(short, view, buckets, budget, wishes),
         _long_launch(long, view, buckets, budget, wishes),
     ):
         if launch is not None:
             launches.append(launch)
-    return Plan(tuple(launches), tuple(dict.fromkeys(wishes)), tuple(budget.starved))
+    tapped_wishes: list[tuple[str, Bucket]] = []
+    for stages, passes in ending.items():
+        compiled = replace(view, ready=view.tapped.get(stages, frozenset()))
+        wanted: list[Bucket] = []
+        launch = _ending_launch(passes, compiled, buckets, budget, wanted)
+        tapped_wishes += [(stages, bucket) for bucket in dict.fromkeys(wanted)]
+        if launch is not None:
+            launches.append(replace(launch, stages=stages))
+    return Plan(tuple(launches), tuple(dict.fromkeys(wishes)), tuple(budget.starved), tuple(tapped_wishes))
+
+
+def _ending_launch(
+    queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]
+) -> Launch | None:
+    """The last tokens of passes of one program with layer stages, of which `view.ready` has the executables."""
+    short = [p for p in queue if all(row.remaining == 1 for row in p.rows)]
+    if short:
+        return _short_launch(short, view, buckets, budget, wishes)
+    head = queue[0]
+    longest = max(row.remaining for row in head.rows)
+    return _final_launch(head, longest, [head], view, buckets, budget, wishes)
 
 
 class _Memory:
@@ -180,6 +216,11 @@ def _long_launch(
     queue: list[PassView], view: View, buckets: Buckets, budget: _Memory, wishes: list[Bucket]
 ) -> Launch | None:
     for head in queue:
+        if head.stages is not None:  # all but its last tokens go as anybody's
+            launch = _chunk_launch(head, view, buckets, budget, wishes)
+            if launch is not None:
+                return launch
+            continue
         longest = max(row.remaining for row in head.rows)
         fitting = buckets.fitting(len(head.rows), max(longest, 2), head.readouts, head.masked)
         if any(b in view.ready for b in fitting):
@@ -204,7 +245,7 @@ def _final_launch(
     chosen, rows, readouts, masked = [head], len(head.rows), head.readouts, head.masked
     bucket = _choose(view, buckets.fitting(rows, max(longest, 2), readouts, masked), wishes)
     for other in queue:
-        if other is head:
+        if other is head or other.stages is not None:
             continue
         most = max(longest, max(row.remaining for row in other.rows))
         either = masked or other.masked

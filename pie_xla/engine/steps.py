@@ -2,7 +2,8 @@
 
 A launch is a chain queued without a sync: `step` (the model; state donated), `rows` (outputs of the passes of one program), `program`
 (the author's code; nothing donated, so a failing program cannot take anyone's state with it) and `commit` (results into the device
-words; words donated). `fused` is the chain as one function, for programs that have proven themselves.
+words; words donated). `fused` is the chain as one function, for programs that have proven themselves, `tapped` the same for those that
+look into the layers, which is why they cannot be apart from the step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from pie_xla.engine.buckets import Bucket
 from pie_xla.engine.packing import Layout, from_words, struct, to_words
+from pie_xla.engine.taps import StageTaps
 from pie_xla.eta.types import Program, Read
 from poem.spec import Batch, StateKind, View
 
@@ -56,6 +58,8 @@ class StepShapes:
         self.table_width = -(-max_context // lowered.facts.page_size)
         self.units = dict(units)
         self.views = bool(self._paged) and lowered.views
+        attention = lowered.facts.attention
+        self.attention_layers = 0 if attention is None else attention.layers
         self.mask_width = -(-self.table_width * lowered.facts.page_size // 32)
 
     # -- the model step ------------------------------------------------------------------------------------------
@@ -83,10 +87,8 @@ class StepShapes:
             fields["mask"] = (b, q, self.mask_width)
         return Layout(fields)
 
-    def _run_step(
-        self, bucket: Bucket, params: Any, state: Any, words: jax.Array, block: jax.Array
-    ) -> tuple[Any, Any, jax.Array]:
-        """-> state, outputs {name: [R, ...]}, faults bool[B + R]: a bad token per row, a non-finite output per readout."""
+    def _batch(self, bucket: Bucket, words: jax.Array, block: jax.Array) -> tuple[Batch, jax.Array]:
+        """-> the launch, bool[B]: rows with a bad token."""
         f = self.step_layout(bucket).unpack(block)
         carried = jax.lax.bitcast_convert_type(words[jnp.maximum(f["source"], 0)], jnp.int32)
         tokens = jnp.where(f["source"] >= 0, carried, f["tokens"])
@@ -109,10 +111,21 @@ class StepShapes:
             slots_out=f["slots_out"],
             readout=f["readout"],
         )
+        return batch, bad
+
+    def _run_step(
+        self, bucket: Bucket, params: Any, state: Any, words: jax.Array, block: jax.Array
+    ) -> tuple[Any, Any, jax.Array]:
+        """-> state, outputs {name: [R, ...]}, faults bool[B + R]: a bad token per row, a non-finite output per readout."""
+        batch, bad = self._batch(bucket, words, block)
         state, outputs = self._lowered.step(params, state, batch)
+        return state, outputs, self._faults(outputs, bad)
+
+    @staticmethod
+    def _faults(outputs: Any, bad: jax.Array) -> jax.Array:
         probe = outputs["hidden"] if "hidden" in outputs else next(iter(outputs.values()))
         broken = ~jnp.isfinite(jnp.sum(probe.astype(jnp.float32), axis=tuple(range(1, probe.ndim))))
-        return state, outputs, jnp.concatenate([bad, broken])
+        return jnp.concatenate([bad, broken])
 
     def step(self, bucket: Bucket) -> Compilable:
         def fn(params: Any, state: Any, words: jax.Array, block: jax.Array) -> Any:
@@ -149,10 +162,10 @@ class StepShapes:
         return Layout(fields)
 
     @staticmethod
-    def _run_program(
-        program: Program, passes: int, reads: Sequence[jax.Array], words: jax.Array, block: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """-> u32[P, O]: results, then puts, as words; and the results alone, which is what the host gets to see."""
+    def _inputs(
+        program: Program, passes: int, words: jax.Array, block: jax.Array
+    ) -> tuple[list[jax.Array], list[jax.Array], jax.Array, jax.Array]:
+        """-> params and cells [P, ...], keys u32[P, 2], ordinals u32[P]."""
         f = StepShapes.program_layout(program, passes).unpack(block)
         key = jax.lax.bitcast_convert_type(f["key"], jnp.uint32)
         ordinal = jax.lax.bitcast_convert_type(f["ordinal"], jnp.uint32)
@@ -165,12 +178,25 @@ class StepShapes:
             else:
                 span = jnp.zeros((passes, use.type.size), jnp.uint32)
             cells.append(jax.vmap(lambda w, k=use.type: from_words(w, k))(span))
+        return params, cells, key, ordinal
+
+    @staticmethod
+    def _left(program: Program, results: Sequence[jax.Array], puts: Sequence[jax.Array]) -> jax.Array:
+        """u32[O]: what one pass leaves on the device."""
+        kinds = [*program.results, *(use.type for use in program.channels if use.put)]
+        parts = [to_words(value, kind) for value, kind in zip([*results, *puts], kinds, strict=True)]
+        return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)
+
+    @staticmethod
+    def _run_program(
+        program: Program, passes: int, reads: Sequence[jax.Array], words: jax.Array, block: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """-> u32[P, O]: results, then puts, as words; and the results alone, which is what the host gets to see."""
+        params, cells, key, ordinal = StepShapes._inputs(program, passes, words, block)
 
         def one(reads: Any, params: Any, cells: Any, key: jax.Array, ordinal: jax.Array) -> jax.Array:
             results, puts = program.apply(reads, params, cells, key, ordinal)
-            kinds = [*program.results, *(use.type for use in program.channels if use.put)]
-            parts = [to_words(value, kind) for value, kind in zip([*results, *puts], kinds, strict=True)]
-            return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)
+            return StepShapes._left(program, results, puts)
 
         values = jax.vmap(one)(list(reads), params, cells, key, ordinal)
         return values, values[:, : sum(kind.size for kind in program.results)]
@@ -241,6 +267,55 @@ class StepShapes:
             self.step_layout(bucket).argument,
             self.program_layout(program, passes).argument,
             offsets,
+        )
+        return Compilable(fn, args, (1, 2))
+
+    # -- programs with layer stages ------------------------------------------------------------------------------
+
+    @staticmethod
+    def tapped_passes(program: Program, bucket: Bucket) -> int:
+        """How many passes of a program with layer stages a launch of the bucket takes."""
+        return bucket.rows // program.rows
+
+    def reads_layout(self, program: Program, passes: int) -> Layout:
+        """Where each pass's reads lie in the launch's outputs."""
+        spans = [self.positions_of(read) for read in program.reads]
+        return Layout({f"read{i}": (passes,) if n is None else (passes, n) for i, n in enumerate(spans)})
+
+    def tapped(self, program: Program, bucket: Bucket) -> Compilable:
+        """step + stages + commit where pass p has the rows from p * program.rows on."""
+        passes, sizes, stages = self.tapped_passes(program, bucket), self.segments(program), program.stages
+        assert stages is not None
+        layout = self.reads_layout(program, passes)
+
+        def fn(
+            params: Any,
+            state: Any,
+            words: jax.Array,
+            block: jax.Array,
+            program_block: jax.Array,
+            where: jax.Array,
+            offsets: jax.Array,
+        ) -> Any:
+            batch, bad = self._batch(bucket, words, block)
+            taps = StageTaps(stages, program.rows, passes, self._inputs(program, passes, words, program_block))
+            state, outputs, carry = self._lowered.tapped_step(params, state, batch, taps)
+            at = layout.unpack(where)
+            reads = [outputs[r.name][at[f"read{i}"]].astype(r.dtype.numpy) for i, r in enumerate(program.reads)]
+            left = jax.vmap(lambda results, puts: self._left(program, results, puts))
+            results, puts = taps.finish(carry, reads)
+            values = left(results, puts) if results or puts else jnp.zeros((passes, 0), jnp.uint32)
+            shown = values[:, : sum(kind.size for kind in program.results)]
+            return state, self._run_commit(sizes, words, values, offsets), shown, self._faults(outputs, bad)
+
+        args = (
+            self._params,
+            self._state,
+            self._words,
+            self.step_layout(bucket).argument,
+            self.program_layout(program, passes).argument,
+            layout.argument,
+            struct((passes, len(sizes)), jnp.int32),
         )
         return Compilable(fn, args, (1, 2))
 

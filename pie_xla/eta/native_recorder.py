@@ -109,6 +109,12 @@ class NativeRecorder:
             self.seen.append((row, name))
         return self._outputs[row, name]
 
+    def shown(self, name: str, row: int | None) -> Array:
+        raise EtaError(f"a {name} is there in on_attn_proj and on_attn only, not in the epilogue")
+
+    def keep_pages(self, row: int, keep: Any) -> None:
+        raise EtaError("pages are hidden in on_attn_proj only, not in the epilogue")
+
     def take(self, channel: Any) -> Array:
         at = self._channel(channel, "take")
         if self.used[at] & {"take", "put"}:

@@ -614,6 +614,7 @@ def facts_json(facts: ModelFacts) -> dict[str, Any]:
         "outputs": facts.outputs,
         "stop_tokens": facts.stop_tokens,
         "prefix": facts.prefix,
+        "attention": facts.attention,
     }
 
 

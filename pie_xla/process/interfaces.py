@@ -65,7 +65,12 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What an inferlet can ask about the model. `outputs`: name -> (shape of one position, eta dtype)."""
+    """What an inferlet can ask about the model.
+
+    Args:
+        outputs: name -> (shape of one position, eta dtype).
+        attention: (layers, heads, head_dim) that layer stages see; None: none.
+    """
 
     name: str
     vocab_size: int
@@ -74,6 +79,7 @@ class ModelFacts:
     outputs: dict[str, tuple[tuple[int, ...], str]]
     stop_tokens: tuple[int, ...]
     prefix: tuple[int, ...]
+    attention: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

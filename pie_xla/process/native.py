@@ -110,10 +110,10 @@ class NativeTransport:
     def start(self, name: str, request: dict[str, Any]) -> int:
         return self._call(self._host.begin, name, request)
 
-    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any) -> Any:
+    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any, stages: Any = None) -> Any:
         from pie_xla.process.native_trace import trace
 
-        return trace(fn, rows, facts)
+        return trace(fn, rows, facts, stages)
 
 
 class NativeProcess:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pie_xla.errors import PieError
 from pie_xla.eta import native
+from pie_xla.eta.program import EtaProgram
 
 
-def trace(fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any) -> Any:
-    """An `inferlet._host.Traced` whose program is a `NativeProgram`."""
+def trace(fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any, stages: Any = None) -> Any:
+    """An `inferlet._host.Traced` whose program is a `NativeProgram`.
+
+    A pass with layer stages is recorded as in the sandbox: its functions take the language's ops, and no `jnp` code.
+    """
     from inferlet._errors import author_line
     from inferlet._host import Traced
     from inferlet.eta._errors import EtaError
     from inferlet.eta._recorder import recording
+
+    if stages is not None:
+        from inferlet.eta._trace import record
+
+        recorded = record(fn, rows, facts, stages)
+        return replace(recorded, program=EtaProgram.from_json(recorded.program))
 
     def run(recorder: Any) -> Any:
         with recording(recorder):

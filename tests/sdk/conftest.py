@@ -39,10 +39,10 @@ class TextTransport(NativeTransport):
         head = f'{{"rows":{json.dumps(rows)},"line":{quoted(line)},"drop":{drop},"times":{times}'
         return self._call(self._host.submit, pipeline, f"{head},{prepared}")
 
-    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any) -> Any:
+    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Any, stages: Any = None) -> Any:
         from inferlet.eta._trace import record
 
-        return record(fn, rows, facts)
+        return record(fn, rows, facts, stages)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def engine() -> Iterator[FakeEngine]:
     engine.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def text_transport() -> type[TextTransport]:
     return TextTransport
 

@@ -100,7 +100,7 @@ class GuestTransport:
     def start(self, name: str, request: dict[str, Any]) -> int:
         return _call(host.start, name, compact(finite_json(request)))
 
-    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
+    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts, stages: Any = None) -> Traced:
         from inferlet.eta._trace import record
 
-        return record(fn, rows, facts)
+        return record(fn, rows, facts, stages)

@@ -58,9 +58,10 @@ class Transport(Protocol):
     def start(self, name: str, request: dict[str, Any]) -> int:
         """Ask the host by name for what takes time: a ticket."""
 
-    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts) -> Traced:
-        """Run an epilogue once and record it. `rows` holds each row's number of readout positions, None for the
-        last.
+    def trace(self, fn: Callable[[], Any], rows: tuple[int | None, ...], facts: Facts, stages: Any = None) -> Traced:
+        """Run an epilogue, and the `inferlet.eta._stages.Stages` before it, once and record them.
+
+        `rows` holds each row's number of readout positions, None for the last.
         """
 
 
@@ -76,6 +77,15 @@ class Traced:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """What layer stages see of a model: how many attention layers it has, and each one's query heads."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a model is. `outputs` maps a name to (shape of one position, dtype); `models`: those beside the default one."""
 
@@ -88,6 +98,7 @@ class Facts:
     prefix: tuple[int, ...]
     seed: int
     models: dict[str, Facts] = field(default_factory=dict)
+    attention: Attention | None = None
 
     def of(self, name: str | None) -> Facts:
         """The facts of a model by its name; None is the default one.
@@ -125,6 +136,7 @@ class Facts:
             tuple(facts["prefix"]),
             seed,
             models,
+            None if facts.get("attention") is None else Attention(*facts["attention"]),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferlet._errors import UsageError
-from inferlet._host import runtime
+from inferlet._host import Attention, runtime
 
 
 def encode(text: str, specials: bool = False, *, model: str | None = None) -> list[int]:
@@ -57,6 +57,11 @@ def context_length(*, model: str | None = None) -> int:
 def outputs(*, model: str | None = None) -> dict[str, tuple[tuple[int, ...], str]]:
     """What `intrinsics.output(row, name)` can name: name -> (shape of one position, dtype)."""
     return dict(runtime().facts.of(model).outputs)
+
+
+def attention(*, model: str | None = None) -> Attention | None:
+    """What layer stages (`ForwardPass.on_attn`) see: `layers`, `heads`, `head_dim`; None where the model or the backend shows nothing."""
+    return runtime().facts.of(model).attention
 
 
 def name() -> str:
@@ -117,6 +122,10 @@ class Model:
     def outputs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """See `model.outputs`."""
         return outputs(model=self.name)
+
+    def attention(self) -> Attention | None:
+        """See `model.attention`."""
+        return attention(model=self.name)
 
     def __repr__(self) -> str:
         return f"model.get({self.name!r})"

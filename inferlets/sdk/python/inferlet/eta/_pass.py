@@ -12,6 +12,7 @@ from inferlet._errors import UsageError, missing
 from inferlet._host import Facts, Runtime, Traced, runtime
 from inferlet.eta._channel import Channel
 from inferlet.eta._output import Output
+from inferlet.eta._stages import Stage, Stages
 from inferlet.eta._state import StateGeometry, WorkingSet
 
 Tokens = list[int] | Output | Channel
@@ -36,7 +37,18 @@ class ForwardPass:
             embeds and its channels may come from passes of others.
     """
 
-    __slots__ = ("_epilogue", "_facts", "_geometries", "_prepared", "_readout", "_rows", "_runtime", "_sets")
+    __slots__ = (
+        "_early",
+        "_epilogue",
+        "_facts",
+        "_geometries",
+        "_prepared",
+        "_readout",
+        "_rows",
+        "_runtime",
+        "_sets",
+        "_width",
+    )
 
     def __init__(self, model: str | None = None) -> None:
         self._runtime: Runtime = runtime()
@@ -46,6 +58,8 @@ class ForwardPass:
         self._geometries: list[StateGeometry] = []
         self._readout: list[list[int]] | None = None
         self._epilogue: Epilogue | None = None
+        self._early: dict[Stage, Callable[[], Any]] = {}
+        self._width: int | None = None
         self._prepared: object = None
 
     def embed(self, tokens: Any) -> ForwardPass:
@@ -112,14 +126,30 @@ class ForwardPass:
         self._record(fn, None)
         return self._shown()
 
-    def prologue(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise missing("ForwardPass.prologue")
+    def prologue(self, fn: Callable[[], Any]) -> Callable[[], Any]:
+        """Record `fn`, which runs on the device before the model; what it computes is seen by the stages after it.
 
-    def on_attn_proj(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise missing("ForwardPass.on_attn_proj")
+        Like the layer stages it gives back nothing, may be written as a decorator, and is recorded with the epilogue.
+        """
+        return self._stage(Stage.PROLOGUE, fn, None)
 
-    def on_attn(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise missing("ForwardPass.on_attn")
+    def on_attn_proj(self, fn: Callable[[], Any], *, width: int | None = None) -> Callable[[], Any]:
+        """Record `fn`, which runs in every attention layer after its projections and before it attends.
+
+        It sees `intrinsics.layer`, `query` and `page_bounds`, and may hide pages with `keep_pages`. What it puts into a Channel is found
+        there by the stages after it, by the next layer, and, when the pass is done, by everyone.
+
+        Args:
+            width: C, the most positions that sets of this pass have; None is the model's context. Scores cost as much as C cells do.
+        """
+        return self._stage(Stage.PROJ, fn, width)
+
+    def on_attn(self, fn: Callable[[], Any], *, width: int | None = None) -> Callable[[], Any]:
+        """Record `fn`, which runs in every attention layer after it has attended: `intrinsics.layer`, `query`, `attn_scores`.
+
+        See `on_attn_proj`.
+        """
+        return self._stage(Stage.ATTN, fn, width)
 
     def media(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise missing("ForwardPass.media")
@@ -129,6 +159,36 @@ class ForwardPass:
 
     def input(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise missing("ForwardPass.input")
+
+    def _stage(self, stage: Stage, fn: Callable[[], Any], width: int | None) -> Callable[[], Any]:
+        if not callable(fn):
+            raise UsageError(f"{stage.value} takes a function without arguments, not {type(fn).__name__}")
+        if self._facts.attention is None:
+            raise UsageError(
+                f"{stage.value}: {self._facts.name} shows no attention layers; it has none, or its kernels on this backend cannot"
+            )
+        most = self._facts.max_context
+        if width is not None and (type(width) is not int or not 1 <= width <= most):
+            raise UsageError(f"{stage.value}: width {width!r:.20} is not a number of positions from 1 to {most}")
+        if width is not None and self._width not in (None, width):
+            raise UsageError(f"{stage.value}: width {width}, but another stage of this pass said {self._width}")
+        self._width = self._width if width is None else width
+        self._early[stage] = fn
+        self._prepared = None
+        if self._epilogue is not None:
+            self._record(self._epilogue.fn, self._epilogue.outputs)
+        return fn
+
+    def _stages(self) -> Stages | None:
+        if not self._early:
+            return None
+        facts = self._facts
+        assert facts.attention is not None
+        if self._early.keys() == {Stage.PROLOGUE}:
+            raise UsageError("a prologue serves layer stages: give the pass an on_attn_proj or on_attn too")
+        fns = tuple((stage, self._early[stage]) for stage in Stage if stage in self._early)
+        width = facts.max_context if self._width is None else self._width
+        return Stages(fns, width, facts.page_size, (facts.attention.heads, facts.attention.head_dim))
 
     def _shown(self) -> Any:
         assert self._epilogue is not None
@@ -169,12 +229,12 @@ class ForwardPass:
             self._record(self._epilogue.fn, self._epilogue.outputs)
 
     def _record(self, fn: Callable[[], Any], known: tuple[Output, ...] | None) -> None:
-        asked = self._asked()
+        asked, stages = self._asked(), self._stages()
         memo = self._runtime.recordings
-        key = memo.key(fn, (self._facts.name, asked))
+        key = memo.key((fn, *self._early.values()), (self._facts.name, asked, self._width, *self._early))
         traced = None if key is None else memo.get(key)
         if traced is None:
-            traced = self._runtime.transport.trace(fn, asked, self._facts)
+            traced = self._runtime.transport.trace(fn, asked, self._facts, stages)
             if key is not None and not traced.channels:
                 memo.put(key, traced)
         if known is not None and len(known) == len(traced.results):  # the author's Outputs stay the pass's
@@ -189,6 +249,8 @@ class ForwardPass:
     def _fixed(self) -> object:
         """All but the tokens, in the transport's form; made once per change."""
         if self._prepared is None:
+            if self._early and self._epilogue is None:
+                self._record(_nothing, None)
             traced = None if self._epilogue is None else self._epilogue.traced
             other = {} if self._facts is self._runtime.facts else {"model": self._facts.name}
             self._prepared = self._runtime.transport.prepare(
@@ -239,6 +301,11 @@ class ForwardPass:
                     f"row {i} would be {ws._length + count} tokens long ({ws._length} in the set and {count} new), "
                     f"but the context of {self._facts.name} is {limit}"
                 )
+            if self._early and self._width is not None and ws._length + count * times > self._width:
+                raise UsageError(
+                    f"row {i} would be {ws._length + count * times} tokens long, but the layer stages of this pass span {self._width}: "
+                    "give on_attn a larger width"
+                )
             if ws._buffered and self._geometries[i].kind == "fold":
                 raise UsageError(
                     f"row {i}: the set has {ws._buffered} buffered tokens; ws.commit(n) says how many stay"
@@ -262,6 +329,10 @@ class ForwardPass:
 
     def __repr__(self) -> str:
         return f"ForwardPass(rows={len(self._rows)}, epilogue={self._epilogue is not None})"
+
+
+def _nothing() -> None:
+    """The epilogue of a pass that has only stages."""
 
 
 def rows_of(tokens: Any) -> list[Any]:

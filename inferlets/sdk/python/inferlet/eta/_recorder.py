@@ -13,13 +13,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inferlet._errors import PACKAGE
+from inferlet._errors import PACKAGE, author_line
 from inferlet.eta import _rules as rules
 from inferlet.eta._errors import EtaError
+from inferlet.eta._stages import SHOWN, Stage, Stages, Traffic
 from inferlet.eta._table import TABLE
 from inferlet.eta._tensor import Tensor
 
 Type = tuple[str, tuple[int, ...]]
+BODY_NAMES = {Stage.PROLOGUE: "prologue", Stage.PROJ: "proj", Stage.ATTN: "attn"}
 
 
 class Recorder(Protocol):
@@ -39,6 +41,12 @@ class Recorder(Protocol):
 
     def output(self, row: int, name: str) -> Any:
         """The model's output `name` at a row of the pass."""
+
+    def shown(self, name: str, row: int | None) -> Any:
+        """What an attention layer shows to a layer stage: `layer`, or a row's `query`, `score` or `bound`."""
+
+    def keep_pages(self, row: int, keep: Any) -> None:
+        """The pages that a row's last token may look at in this layer."""
 
     def take(self, channel: Any) -> Any: ...
     def read(self, channel: Any) -> Any: ...
@@ -113,6 +121,7 @@ class GuestRecorder:
         vocab_size: int = 0,
         page_size: int = 0,
         source: str = "",
+        stages: Stages | None = None,
     ) -> None:
         self.vocab_size, self.page_size = vocab_size, page_size
         self._outputs, self._rows, self._source = outputs, tuple(rows), source
@@ -128,9 +137,12 @@ class GuestRecorder:
         self._params: list[Any] = []
         self._param_table: list[Any] = []
         self._channels: list[Any] = []
-        self._used: list[set[str]] = []
-        self._cells: list[Tensor | None] = []
-        self._pending: dict[int, Tensor] = {}
+        self._used: list[Traffic] = []
+        self._stages = stages
+        self._stage = Stage.EPILOGUE
+        self._parts: dict[Stage, list[Any]] = {stage: [] for stage in Stage}
+        self._layered: list[tuple[Stage, str, int, str]] = []  # what the layer stages do with channels, and where
+        self._masked: set[int] = set()
 
     def apply(self, name: str, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
         rule = TABLE[name]
@@ -164,6 +176,10 @@ class GuestRecorder:
         return self._emit("param", [], {"i": len(self._params) - 1}, ((dtype, shape),), rules.OP_COST)[0]
 
     def output(self, row: int, name: str) -> Tensor:
+        if self._stage is not Stage.EPILOGUE:
+            raise EtaError(
+                f"output({row!r}, {name!r}): the model's outputs are there in the epilogue only, not in {self._stage.value}"
+            )
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self._rows):
             raise EtaError(f"output({row!r}, {name!r}): this pass has rows 0 to {len(self._rows) - 1}")
         if name not in self._outputs:
@@ -182,28 +198,22 @@ class GuestRecorder:
 
     def take(self, channel: Any) -> Tensor:
         at = self._channel(channel, "take")
-        if self._used[at] & {"take", "put"}:
-            done = "put to" if "put" in self._used[at] else "taken from"
-            raise EtaError(f"this channel was already {done} in this pass: take once, before put")
-        self._used[at].add("take")
+        self._traffic(at, "take")
         return self._emit("take", [], {"i": at}, ((channel.dtype, tuple(channel.shape)),), rules.OP_COST)[0]
 
     def read(self, channel: Any) -> Tensor:
         at = self._channel(channel, "read")
-        self._used[at].add("read")
         return self._emit("read", [], {"i": at}, ((channel.dtype, tuple(channel.shape)),), rules.OP_COST)[0]
 
     def put(self, channel: Any, value: Any) -> None:
         at = self._channel(channel, "put")
-        if "put" in self._used[at]:
-            raise EtaError("this channel was already put to in this pass: put once")
+        self._traffic(at, "put")
         x = self._tensor(value) if isinstance(value, Tensor) else self.literal(value, channel.dtype)
         shape = tuple(channel.shape)
         if x.dtype != channel.dtype:
             raise EtaError(f"the channel holds {channel.dtype}, got {x!r}: use cast(x, {str(channel.dtype)!r})")
         if x.shape != shape:
             x = self.apply("reshape", (x,), {"shape": shape})
-        self._used[at].add("put")
         self._emit("put", [x._id], {"i": at}, (), rules.OP_COST)
 
     def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any:
@@ -239,6 +249,62 @@ class GuestRecorder:
         done = self._define(types)
         return tuple(done) if many else done[0]
 
+    def record(self, stage: Stage, fn: Callable[[], Any]) -> None:
+        """Record one of the stages before the epilogue; its tensors end with it, unless it is the prologue."""
+        self._stage, outer, self._ops = stage, self._ops, self._parts[stage]
+        if stage.layered:
+            self._scopes.append(object())
+        try:
+            made = fn()
+        finally:
+            if stage.layered:
+                self._scopes.pop()
+            self._stage, self._ops = Stage.EPILOGUE, outer
+        if made is not None:
+            raise EtaError(f"{stage.value} gives back nothing: put what should stay into a Channel, got {made!r:.60}")
+
+    def next_layer(self) -> None:
+        """What the second layer finds in the channels must suit it too; later ones find the same."""
+        for used in self._used:
+            used.since = None  # puts of the layer before are not this one's
+        for stage, what, at, line in self._layered:
+            try:
+                self._used[at].take(stage) if what == "take" else self._used[at].put(stage)
+            except EtaError as error:
+                raise EtaError(f"{stage.value} at {line}, in the second layer: {error}") from None
+
+    def shown(self, name: str, row: int | None) -> Tensor:
+        attrs = self._place(name, row)
+        assert self._stages is not None
+        kinds: dict[str, Type] = {
+            "layer": ("u32", ()),
+            "query": ("f32", self._stages.heads),
+            "bound": ("f32", (self._stages.pages,)),
+            "score": ("f32", (self._stages.width,)),
+        }
+        return self._emit(name, [], attrs, (kinds[name],), rules.OP_COST)[0]
+
+    def keep_pages(self, row: int, keep: Any) -> None:
+        attrs = self._place("pages", row)
+        assert self._stages is not None
+        if len(self._scopes) > 2 or row in self._masked:
+            raise EtaError(f"keep_pages: row {row} is masked once per layer, outside of loops")
+        mask = self._tensor(keep) if isinstance(keep, Tensor) else self.literal(keep, "bool")
+        if (mask.dtype, mask.shape) != ("bool", (self._stages.pages,)):
+            raise EtaError(f"keep_pages: one bool per page, bool[{self._stages.pages}], got {mask!r}")
+        self._masked.add(row)
+        self._emit("pages", [mask._id], attrs, (), rules.OP_COST)
+
+    def _place(self, name: str, row: int | None) -> dict[str, int]:
+        if self._stage not in SHOWN[name]:
+            where = " and ".join(stage.value for stage in SHOWN[name])
+            raise EtaError(f"this is there in {where} only, not in {self._stage.value}: see ForwardPass.{where[:7]}")
+        if row is None:
+            return {}
+        if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self._rows):
+            raise EtaError(f"row {row!r:.20}: this pass has rows 0 to {len(self._rows) - 1}")
+        return {"i": row}
+
     def type_of(self, value: Any) -> Type:
         if isinstance(value, Tensor):
             return value.dtype, value.shape
@@ -264,6 +330,10 @@ class GuestRecorder:
             "rows": len(self._rows),
             "single": single,
         }
+        if self._stages is not None:
+            parts = {name: self._parts[stage] for stage, name in BODY_NAMES.items()}
+            shape = {"heads": list(self._stages.heads), "width": self._stages.width, "page": self._stages.page}
+            body["stages"] = {**shape, **parts}
         source = self._source or (self._lines[0] if self._lines else "")
         document = {"body": body, "lines": self._lines, "source": source}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -288,18 +358,27 @@ class GuestRecorder:
         if value._recorder is not self:
             raise EtaError("this tensor belongs to another epilogue; pass values between passes by Output or Channel")
         if value._scope not in self._scopes:
-            raise EtaError("this tensor belongs to the body of a loop that has ended; carry it out of the loop")
+            raise EtaError(
+                "this tensor belongs to the body of a loop that has ended; carry it out of the loop "
+                "(or to a layer stage: put it into a Channel)"
+            )
         return value
 
     def _channel(self, channel: Any, what: str) -> int:
-        if len(self._scopes) > 1:
+        if len(self._scopes) > 1 + self._stage.layered:
             raise EtaError(f"{what} of a channel inside fori: take before the loop, put after it, and carry the value")
         for at, known in enumerate(self._channels):
             if known is channel:
                 return at
         self._channels.append(channel)
-        self._used.append(set())
+        self._used.append(Traffic())
         return len(self._channels) - 1
+
+    def _traffic(self, at: int, what: str) -> None:
+        """A take or put of a channel in this stage."""
+        self._used[at].take(self._stage) if what == "take" else self._used[at].put(self._stage)
+        if self._stage.layered:
+            self._layered.append((self._stage, what, at, author_line()))
 
     def _emit(self, name: str, ids: list[int], attrs: dict[str, Any], types: Sequence[Type], cost: int) -> list[Tensor]:
         self._line()
@@ -340,8 +419,13 @@ def trace(
     rows: Sequence[int | None],
     vocab_size: int = 0,
     page_size: int = 0,
+    stages: Stages | None = None,
 ) -> TracedProgram:
-    """Run an epilogue once and record it."""
-    chosen = GuestRecorder(outputs, rows, vocab_size, page_size)
+    """Run an epilogue, and the stages before it, once and record them."""
+    chosen = GuestRecorder(outputs, rows, vocab_size, page_size, stages=stages)
     with recording(chosen):
+        if stages is not None:
+            for stage, early in stages.fns:
+                chosen.record(stage, early)
+            chosen.next_layer()
         return chosen.finish(fn())
