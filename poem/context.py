@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from poem.spec import Attention, Batch, Leaf, Ops, Place, State, StateGroup
-from poem.taps import Taps, hide_pages, last_token
+from poem.taps import Taps, hide_pages, last_token, once_seen
 
 
 @dataclass
@@ -56,6 +56,7 @@ class Context:
             bounds = None
             if taps.bounded:
                 bounds = self.ops.page_bounds(last, self.state[name], pages, first, batch, how, taps.width)
+                key = once_seen(key, bounds)  # it is written after
             self.carry, keep = taps.projected(self.carry, number, shown, bounds)
             if keep is not None:
                 batch = hide_pages(batch, pages, self.group.page_size, keep)
@@ -65,6 +66,7 @@ class Context:
             scores = None
             if taps.scored:
                 scores = self.ops.scores(last, pool, pages, first, batch, how, taps.width)
+                out = once_seen(out, scores)
             self.carry = taps.attended(self.carry, number, shown, scores)
         return out
 

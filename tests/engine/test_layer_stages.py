@@ -17,6 +17,8 @@ from inferlet.eta._stages import Stage, Stages
 from tiny import Greedy, Listener, engine, load, reference_greedy
 
 from pie_xla.engine.api import FromTicket, Geometry, PassRequest, Row
+from pie_xla.engine.buckets import Bucket
+from pie_xla.engine.executables import compile_now
 from pie_xla.errors import PieError
 from pie_xla.eta.program import EtaProgram
 from pie_xla.eta.types import DType, TensorType
@@ -245,6 +247,22 @@ def test_several_readouts_and_a_pass_that_only_reads(account, model):
     assert best.tolist() == expected and client.set_length(ws) == 10
     (seen,) = listener.wait(client.take_channel(sums))
     np.testing.assert_allclose(seen, reference(model, LONG[:16], 1)[1][0], atol=1e-4)
+
+
+def test_looking_copies_no_pool(served):
+    """A pool that is read late is copied in each layer: XLA must read it before the next one writes."""
+    shapes, model = served.default.shapes, served.default.model
+    pool = min(leaf.nbytes for g in model.lowered.groups for leaf in g.arrays(shapes.units[g.name]).values())
+
+    def both() -> None:
+        intrinsics.keep_pages(0, ops.iota(J) != 1)
+        recorder("test").put(bounds, intrinsics.page_bounds(0))
+
+    bounds = Channel("f32", (J,))
+    one = Bucket(1, 1, 1)
+    works = [shapes.step(one), *(shapes.tapped(p, one) for p, _ in (watching(), program(pick, on_attn_proj=both)))]
+    plain, *tapped = (compile_now(work).memory_analysis().temp_size_in_bytes for work in works)
+    assert max(tapped) < plain + pool / 2, (plain, tapped, pool)
 
 
 def test_refused_at_submit(account, model, served):
