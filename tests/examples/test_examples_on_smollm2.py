@@ -23,6 +23,8 @@ def source(name: str) -> str:
         ("text_completion", {"prompt": "The capital of France is", "max_tokens": 4}, "The capital of France is Paris."),
         ("chat", {"max_tokens": 12}, "The capital of Italy is Rome."),
         ("custom_sampler", {"max_tokens": 8, "seed": 3}, "My favourite thing about winter is"),
+        ("quest", {"max_tokens": 6, "pages": 2}, "there lived a"),
+        ("heavy_hitters", {"max_tokens": 6, "budget": 12}, "there lived a"),
     ],
 )
 def test_sandboxed_equals_native(
