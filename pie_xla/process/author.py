@@ -62,7 +62,7 @@ class AuthorModule:
         sys.modules.pop(self.name, None)
 
     async def _call(self, value: Any) -> str:
-        exec(compile(self.source, self.file, "exec"), self.module.__dict__)
+        exec(compile(self.source, self.file, "exec", dont_inherit=True), self.module.__dict__)
         main = self.module.__dict__.get("main")
         if main is None:
             raise AuthorError(f"{self.file} defines no `main`.", f"an inferlet is a file with `{EXAMPLE}`")

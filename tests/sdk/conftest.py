@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "process"))
 
 from fake_engine import FACTS, Bytes, FakeEngine
+from tiny_model import Tiny, open_tiny
 
 from pie_xla.eta.program import EtaProgram
 from pie_xla.launch import Launch
@@ -74,3 +75,9 @@ def run(manager: ProcessManager) -> Callable[..., Any]:
         return manager.launch(launch, listener).done.result(60)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Tiny]:
+    with open_tiny(TextTransport) as made:
+        yield made

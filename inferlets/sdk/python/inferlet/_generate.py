@@ -11,6 +11,7 @@ from typing import Any
 from inferlet import chat
 from inferlet import model as models
 from inferlet._errors import RefusedError, UsageError
+from inferlet._host import runtime
 from inferlet._stops import StopStrings
 from inferlet.eta import (
     ForwardPass,
@@ -23,6 +24,7 @@ from inferlet.eta import (
     log_softmax,
     top_k,
 )
+from inferlet.evict import Policy
 from inferlet.grammar import Matcher, apply
 from inferlet.sample import Sampler, greedy
 
@@ -86,6 +88,7 @@ class Generation:
         matcher: Matcher | None,
         working_set: WorkingSet | None,
         model: str | None,
+        kv: Policy,
         depth: int,
     ) -> None:
         self.prompt, self.seed = prompt, seed
@@ -101,12 +104,13 @@ class Generation:
         self._pipe = Pipeline(seed)
         self._left, self._most, self._depth = most, most, depth
         self._flying: deque[Any] = deque()
-        self._fwd = ForwardPass(model).embed(prompt).state([self.working_set], StateGeometry.folding())
+        self._kv, self._forgotten, self._page = kv, 0, runtime().facts.of(model).page_size
+        self._fwd = ForwardPass(model).embed(prompt).state([self.working_set], kv.sight(StateGeometry.folding()))
         made = self._fwd.epilogue(_epilogue(sampler, matcher, top))
         self._drawn: Output = made if isinstance(made, Output) else made[0]
         self._submit()
         self._fwd.embed(self._drawn)
-        simple = matcher is None and depth > 1  # a matcher hears of each submit
+        simple = matcher is None and depth > 1 and kv == Policy()  # others act at each submit
         self._ahead = self._pipe.run_ahead(self._fwd, self._left, depth - 1) if simple else None
 
     def _submit(self) -> None:
@@ -115,6 +119,15 @@ class Generation:
             self._matcher.follow(sent if isinstance(sent, Output) else sent[0])
         self._flying.append(sent)
         self._left -= 1
+        self._forget()
+
+    def _forget(self) -> None:
+        """Give the pages back that no later token sees."""
+        dead = self._kv.dead(max(0, len(self.working_set) - self._depth))  # what ran ahead may be taken back
+        count = sum(end - begin for begin, end in dead)
+        if count >= self._forgotten + self._page:  # what is less frees no page
+            self.working_set.evict(dead)
+            self._forgotten = count
 
     def __aiter__(self) -> Generation:
         return self
@@ -211,6 +224,7 @@ def generate(
     working_set: WorkingSet | None = None,
     history: Sequence[int] = (),
     model: str | None = None,
+    kv: Policy | None = None,
     run_ahead: int = DEPTH,
 ) -> Generation:
     """Continue a prompt. It starts at once and stays up to `run_ahead` passes ahead of the reader.
@@ -227,6 +241,7 @@ def generate(
         working_set: where to go on from; the prompt is appended. None is a new one.
         history: tokens that the working set holds already, for samplers that look back.
         model: whose continuation; None is the default model.
+        kv: what the state may forget (`inferlet.evict`); None keeps everything.
         run_ahead: passes in flight; 1 submits each pass when the token before has been read.
     Raises:
         UsageError: an argument that cannot be, or a prompt that leaves no room in the context.
@@ -265,6 +280,7 @@ def generate(
         matcher=grammar,
         working_set=working_set,
         model=model,
+        kv=Policy() if kv is None else kv,
         depth=run_ahead,
     )
 

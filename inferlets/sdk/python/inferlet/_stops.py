@@ -10,12 +10,14 @@ class StopStrings:
 
     Attributes:
         found: the stop string that was met first, None so far.
+        rest: the text that came after it in the same piece.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._strings = list(strings)
         self._held = ""
         self.found: str | None = None
+        self.rest = ""
 
     def push(self, piece: str) -> str:
         """Text that is certain now; nothing more comes once a stop string was found."""
@@ -26,7 +28,7 @@ class StopStrings:
         if met:
             at, i = min(met)
             self.found = self._strings[i]
-            said, self._held = self._held[:at], ""
+            said, self.rest, self._held = self._held[:at], self._held[at + len(self.found) :], ""
             return said
         keep = max((self._open(one) for one in self._strings), default=0)
         cut = len(self._held) - keep

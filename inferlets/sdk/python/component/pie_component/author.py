@@ -54,7 +54,7 @@ def _call(source: str, file: str, value: Any) -> str:
     module = types.ModuleType("main")
     module.__file__ = file
     sys.modules["main"] = module
-    exec(compile(source, file, "exec"), module.__dict__)
+    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
 
     main = module.__dict__.get("main")
     if main is None:

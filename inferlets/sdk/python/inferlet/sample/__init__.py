@@ -14,7 +14,7 @@ from inferlet import model
 from inferlet._errors import UsageError
 from inferlet.sample._filters import Epsilon, Eta, TailFree, TopA, TopNSigma, Typical, Usual, Xtc
 from inferlet.sample._heat import DynamicTemperature, EntropyTemperature, Mirostat, Temperature
-from inferlet.sample._penalties import Bias, Dry, NoRepeat, Penalties
+from inferlet.sample._penalties import Bias, Dry, NoRepeat, Penalties, tokens_of
 from inferlet.sample._sampler import Argmax, Categorical, Draw, Sampler, Step, number, whole
 
 INF = float("inf")
@@ -36,15 +36,18 @@ __all__ = [
     "min_p",
     "mirostat",
     "no_repeat",
+    "number",
     "penalties",
     "sampler",
     "tail_free",
     "temperature",
+    "tokens_of",
     "top_a",
     "top_k",
     "top_n_sigma",
     "top_p",
     "typical",
+    "whole",
     "xtc",
 ]
 

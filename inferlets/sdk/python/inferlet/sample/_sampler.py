@@ -99,6 +99,11 @@ class Sampler:
         """Whether it needs the tokens so far."""
         return any(step.looks_back for step in self.steps) or (self.draw is not None and self.draw.looks_back)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps anything from token to token."""
+        return self.looks_back or any(step.has_state for step in self.steps)
+
     def begin(self, tokens: Sequence[int] = (), room: int = 0) -> Sampler:
         """The sampler for one sequence.
 
@@ -119,7 +124,7 @@ class Sampler:
 
     def pick(self, logits: Any) -> Any:
         """Inside an epilogue: a token, i32 scalar, from logits f32[V]."""
-        if not self.begun and (self.looks_back or any(step.has_state for step in self.steps)):
+        if self.has_state and not self.begun:
             raise UsageError("this sampler keeps state: use sampler.begin(tokens, max_tokens), one for each sequence")
         past = None if self.past is None else self.past.take()
         for step in self.steps:
