@@ -141,6 +141,7 @@ def open_runtime(
         UsageError: no such model. PieError: a damaged store, too little memory, a part that cannot be made.
     """
     machine.share_arenas()  # before there are threads
+    importlib.import_module("numpy")  # its import fails when two threads begin it at once (seen)
     models = wanted_models(config, model, others or {})
     made: Future[Engine] = Future()  # the sandbox is there before the engine
 

@@ -41,6 +41,10 @@ class Context:
     carry: Any = None
     number: jax.Array | int = 0
 
+    def rotate(self, x: jax.Array) -> jax.Array:
+        """x [B, Q, H, d] turned by its tokens' positions (rope), with the table of the layer's group."""
+        return self.ops.rotate(x, self.shared[self.group.name])
+
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, how: Attention) -> jax.Array:
         """Append key and value [B, Q, K, d] to this layer's pages, and attend: query [B, Q, H, d] -> [B, Q, H, d]."""
         name = self.group.name

@@ -234,6 +234,13 @@ class Attention:
     soft_cap: float | None = None
 
 
+class NormScale(enum.Enum):
+    """What a norm's stored weight multiplies by."""
+
+    WEIGHT = "weight"  # llama, qwen: rounded to x's dtype before the weight
+    ONE_PLUS_WEIGHT = "one_plus_weight"  # gemma: all in float32
+
+
 class Ops(Protocol):
     """The kernels a model's layers call; one implementation per backend, handed to `poem.lower.lower`."""
 
@@ -252,6 +259,14 @@ class Ops(Protocol):
 
         `heads`: query heads, for kernels that pad.
         """
+        ...
+
+    def rotate(self, x: jax.Array, table: tuple[jax.Array, ...]) -> jax.Array:
+        """Rope: x [B, Q, H, d] with the first 2r numbers of each head turned by table (cos, sin: f32[B, Q, r])."""
+        ...
+
+    def rms_norm(self, x: jax.Array, weight: jax.Array, eps: float, scale: NormScale) -> jax.Array:
+        """x [..., D] over its root mean square along D, times what `scale` makes of weight [D]."""
         ...
 
     def attend(

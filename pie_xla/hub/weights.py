@@ -69,7 +69,7 @@ class Shapes:
     def attend(self, *args: Any) -> Any:
         raise AssertionError("an import traces no step")
 
-    scores = page_bounds = attend
+    rotate = rms_norm = scores = page_bounds = attend
 
 
 def plan_weights(checkpoint: Checkpoint, dtype: str) -> Plan:

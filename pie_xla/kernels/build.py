@@ -23,7 +23,7 @@ X86 = {
     "attention_avx512.cc": ("-O3", "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
     "attention_avx2.cc": ("-O3", "-mavx2", "-mfma"),
 }
-ANY = {"attention_base.cc": ("-O3",), "attention.cc": ("-O2",), "binding.cc": ("-O2", "-w")}
+ANY = {"attention_base.cc": ("-O3",), "attention.cc": ("-O2",), "rows.cc": ("-O3",), "binding.cc": ("-O2", "-w")}
 
 
 def library(cache: Path, progress: Progress) -> Path:

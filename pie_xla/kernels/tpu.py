@@ -22,7 +22,9 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jax.sharding import Mesh, PartitionSpec
 
 from pie_xla.errors import PieError
-from poem.spec import KV, Attention, Batch, Leaf
+from poem.blocks.norms import rms_norm
+from poem.blocks.rope import rotate
+from poem.spec import KV, Attention, Batch, Leaf, NormScale
 
 LANES = 128  # width of a TPU vector register: head_dim comes in multiples of it
 SUBLANES = 8  # its height, in 32-bit rows
@@ -112,6 +114,14 @@ class TpuOps:
         cost = self.padding(kv, heads)
         shape = (kv.page_size, 2 * cost.padded_kv_heads, cost.padded_head_dim)
         return {"kv": Leaf(shape, kv.dtype, (None, "kv_heads", "head_dim"))}
+
+    def rotate(self, x: Array, table: tuple[Array, ...]) -> Array:
+        """See `poem.spec.Ops.rotate`."""
+        return rotate(x, table)
+
+    def rms_norm(self, x: Array, weight: Array, eps: float, scale: NormScale) -> Array:
+        """See `poem.spec.Ops.rms_norm`."""
+        return rms_norm(x, weight, eps, scale)
 
     def attend(
         self,

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 from pie_xla.kernels.scores import last_scores, page_bounds
 from pie_xla.kernels.sight import Sight, padded
-from poem.spec import KV, Attention, Batch, Leaf
+from poem.blocks.norms import rms_norm
+from poem.blocks.rope import rotate
+from poem.spec import KV, Attention, Batch, Leaf, NormScale
 
 LOWEST = -1e30  # finite, so that a row without any live cell gives no NaN
 
@@ -42,6 +44,14 @@ class XlaOps:
         """Keys and values [K, page, d]: one head's cells of a page lie together, and are gathered as one run."""
         leaf = Leaf((kv.kv_heads, kv.page_size, kv.head_dim), kv.dtype, ("kv_heads", None, "head_dim"))
         return {"key": leaf, "value": leaf}
+
+    def rotate(self, x: jax.Array, table: tuple[jax.Array, ...]) -> jax.Array:
+        """See `poem.spec.Ops.rotate`."""
+        return rotate(x, table)
+
+    def rms_norm(self, x: jax.Array, weight: jax.Array, eps: float, scale: NormScale) -> jax.Array:
+        """See `poem.spec.Ops.rms_norm`."""
+        return rms_norm(x, weight, eps, scale)
 
     def attend(
         self,

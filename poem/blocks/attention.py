@@ -7,7 +7,6 @@ from flax import nnx
 
 from poem.blocks.linear import Linear
 from poem.blocks.norms import NormScale, RMSNorm
-from poem.blocks.rope import rotate
 from poem.context import Context
 from poem.spec import Attention
 
@@ -49,8 +48,7 @@ class SelfAttention(nnx.Module):
         with jax.named_scope("self_attn"):
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
             if self.q_norm is not None and self.k_norm is not None:
-                q, k = self.q_norm(q), self.k_norm(k)
-            table = context.shared[context.group.name]
-            q = context.constrain(rotate(q, table), None, None, "heads", "head_dim")
-            k = context.constrain(rotate(k, table), None, None, "kv_heads", "head_dim")
+                q, k = self.q_norm(q, context.ops), self.k_norm(k, context.ops)
+            q = context.constrain(context.rotate(q), None, None, "heads", "head_dim")
+            k = context.constrain(context.rotate(k), None, None, "kv_heads", "head_dim")
             return self.o_proj(context.attend(q, k, v, self.how))

@@ -29,8 +29,8 @@ class PreNormLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """x [B, Q, D] -> [B, Q, D]."""
-        x = x + self.self_attn(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.self_attn(self.input_layernorm(x, context.ops), context)
+        return x + self.mlp(self.post_attention_layernorm(x, context.ops))
 
 
 class Decoder(nnx.Module):

@@ -100,8 +100,9 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """x [B, Q, D] -> [B, Q, D]."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), context))
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        ops = context.ops
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x, ops), context), ops)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x, ops)), ops)
 
 
 class Model(Decoder):

@@ -20,7 +20,7 @@ from poem.blocks.linear import Linear
 from poem.blocks.linear_attention import GatedDeltaNet, delta_state
 from poem.blocks.mlp import Activation, GatedMLP
 from poem.blocks.norms import NormScale, RMSNorm
-from poem.blocks.rope import Rope, read_rope, rope_parameters, rotate
+from poem.blocks.rope import Rope, read_rope, rope_parameters
 from poem.config import read_config
 from poem.context import Context
 from poem.family import paged_group
@@ -117,9 +117,10 @@ class GatedAttention(nnx.Module):
         """x [B, Q, D] -> [B, Q, D]."""
         with jax.named_scope("self_attn"):
             q, gate = jnp.split(self.q_proj(x), 2, axis=-1)
-            table = context.shared[context.group.name]
-            q = context.constrain(rotate(self.q_norm(q), table), None, None, "heads", "head_dim")
-            k = context.constrain(rotate(self.k_norm(self.k_proj(x)), table), None, None, "kv_heads", "head_dim")
+            q = context.constrain(context.rotate(self.q_norm(q, context.ops)), None, None, "heads", "head_dim")
+            k = context.constrain(
+                context.rotate(self.k_norm(self.k_proj(x), context.ops)), None, None, "kv_heads", "head_dim"
+            )
             return self.o_proj(context.attend(q, k, self.v_proj(x), self.how) * jax.nn.sigmoid(gate))
 
 
@@ -137,8 +138,8 @@ class DecoderLayer(nnx.Module):
         """x [B, Q, D] -> [B, Q, D]."""
         mixer = self.linear_attn if self.self_attn is None else self.self_attn
         assert mixer is not None
-        x = x + mixer(self.input_layernorm(x), context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + mixer(self.input_layernorm(x, context.ops), context)
+        return x + self.mlp(self.post_attention_layernorm(x, context.ops))
 
 
 def _linear_attention(c: Config, dtype: str) -> GatedDeltaNet:

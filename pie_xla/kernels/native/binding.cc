@@ -1,4 +1,4 @@
-// The XLA FFI handler: checks shapes, appends, and shares the tasks with XLA's own threads.
+// The XLA FFI handlers: they check shapes; attention shares its tasks with XLA's own threads.
 
 #include <algorithm>
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "attention.h"
+#include "rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -71,6 +72,24 @@ ffi::Error attend(ffi::ThreadPool pool, F32 query, F32 key, F32 value, F32 pool_
   return ffi::Error::Success();
 }
 
+ffi::Error rotate(F32 x, F32 cos, F32 sin, ffi::ResultBuffer<ffi::F32> out) {
+  const auto shape = x.dimensions(), table = cos.dimensions();
+  if (shape.size() != 4 || table.size() != 3 || sin.element_count() != cos.element_count() || table[0] != shape[0] || table[1] != shape[1] ||
+      2 * table[2] > shape[3])
+    return ffi::Error::InvalidArgument("pie_rotate: shapes");
+  pie::rotate(x.typed_data(), cos.typed_data(), sin.typed_data(), out->typed_data(), shape[0] * shape[1], shape[2], shape[3], table[2]);
+  return ffi::Error::Success();
+}
+
+ffi::Error rms_norm(F32 x, F32 weight, ffi::ResultBuffer<ffi::F32> out, float eps, float plus) {
+  const auto shape = x.dimensions();
+  if (shape.size() < 1 || static_cast<int64_t>(weight.element_count()) != shape.back())
+    return ffi::Error::InvalidArgument("pie_rms_norm: shapes");
+  const int64_t D = shape.back();
+  pie::rms_norm(x.typed_data(), weight.typed_data(), out->typed_data(), D ? x.element_count() / D : 0, D, eps, plus);
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 extern "C" const char* pie_kernel_name() { return pie::best_task_name(); }
@@ -99,3 +118,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(pie_attend, attend,
                                   .Attr<float>("scale")
                                   .Attr<float>("soft_cap")
                                   .Attr<int64_t>("layer_window"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(pie_rotate, rotate,
+                              ffi::Ffi::Bind()
+                                  .Arg<F32>()   // x
+                                  .Arg<F32>()   // cos
+                                  .Arg<F32>()   // sin
+                                  .Ret<F32>()); // out
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(pie_rms_norm, rms_norm,
+                              ffi::Ffi::Bind()
+                                  .Arg<F32>()   // x
+                                  .Arg<F32>()   // weight
+                                  .Ret<F32>()   // out
+                                  .Attr<float>("eps")
+                                  .Attr<float>("plus"));
