@@ -138,6 +138,7 @@ class EngineOptions:
         max_program_cost: largest static cost (element operations per pass) that is admitted.
         max_program_bytes: largest temporary memory of a program executable that is admitted.
         max_programs: programs per model whose executables stay in memory without a pass; those not asked for longest go first.
+        max_tapped: steps with layer stages per model that stay in memory; those launched longest ago go first, and come back from disk.
         store_bytes: most bytes of serialized executables on disk; those not used for longest go first. None: no limit.
     """
 
@@ -156,6 +157,7 @@ class EngineOptions:
     max_program_cost: int = 20_000_000_000
     max_program_bytes: int = 1 << 30
     max_programs: int = 256
+    max_tapped: int = 12
     store_bytes: int | None = None
     quota: Quota = field(default_factory=Quota)
 

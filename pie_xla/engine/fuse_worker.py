@@ -1,4 +1,4 @@
-"""`python -m pie_xla.engine.fuse_worker`: compile one fused step from a job on standard input into the executable store."""
+"""`python -m pie_xla.engine.fuse_worker`: compile one step with a program in it from a job on standard input into the executable store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 def main() -> None:
     job = json.load(sys.stdin)
-    os.nice(19)  # whoever waits for tokens comes first
+    os.nice(job["nice"])
     failure: list[BaseException] = []
 
     def work() -> None:
@@ -47,7 +47,9 @@ def _compile(job: dict[str, Any]) -> None:
     params = {name: leaf.struct for name, leaf in lowered.params.items()}
     state = {g.name: {k: leaf.struct for k, leaf in g.arrays(job["units"][g.name]).items()} for g in lowered.groups}
     shapes = StepShapes(lowered, job["units"], job["word_count"], job["max_context"], (params, state))
-    executable = compile_now(shapes.fused(EtaProgram.from_json(job["program"]), Bucket(*job["bucket"])))
+    program, bucket = EtaProgram.from_json(job["program"]), Bucket(*job["bucket"])
+    work = shapes.fused(program, bucket) if program.stages is None else shapes.tapped(program, bucket)
+    executable = compile_now(work)
     path = Path(job["path"])
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(pickle.dumps(serialize(executable)))

@@ -231,6 +231,7 @@ class Launcher:
         )
         values.copy_to_host_async()
         faults.copy_to_host_async()
+        self._programs.tapped_launched(entry, bucket)
         return Flight(bucket, inputs, faults, [Group(entry, inputs, values)], True)
 
     def _launch_program(

@@ -93,6 +93,9 @@ class ProgramTable:
         self._alive: weakref.WeakValueDictionary[str, ProgramEntry] = weakref.WeakValueDictionary()
         self._holders: Counter[Key] = Counter()
         self.evicted = 0
+        self.compile_apart: Callable[[Program, Bucket], None] | None = None
+        self._launched: OrderedDict[Key, tuple[weakref.ref[ProgramEntry], Bucket]] = OrderedDict()
+        self._closed = False
         self._lock = threading.RLock()  # an entry may die, and be forgotten, in a thread that holds it
         self._publishing = threading.Lock()  # a size and a step that become ready at once must know of each other
         self._pending_steps: set[Bucket] = set()
@@ -100,12 +103,17 @@ class ProgramTable:
         self.failed_steps: dict[Bucket, str] = {}
         before = threading.stack_size(COMPILE_STACK)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="pie-compile", initializer=_step_back)
+        # Steps with layer stages take long: whoever has a new epilogue does not wait behind them.
+        self._long = ThreadPoolExecutor(2, thread_name_prefix="pie-compile-stages", initializer=_step_back)
         for _ in range(2):  # threads take their stack size when they start
             self._pool.submit(lambda: None)
+            self._long.submit(lambda: None)
         threading.stack_size(before)
 
     def close(self) -> None:
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._long.shutdown(wait=False, cancel_futures=True)
 
     def entry(self, program: Program) -> ProgramEntry:
         """Admit a program; its first executable is compiled in the background.
@@ -219,7 +227,7 @@ class ProgramTable:
             if bucket in entry.tapped or bucket in entry.tapping:
                 return
             entry.tapping.add(bucket)
-        self._pool.submit(self._build_tapped, weakref.ref(entry), bucket)
+        self._long.submit(self._build_tapped, weakref.ref(entry), bucket)
 
     def _build_tapped(self, asked: weakref.ref[ProgramEntry], bucket: Bucket) -> None:
         entry = asked()
@@ -228,13 +236,32 @@ class ProgramTable:
         try:
             key = self.tapped_key(entry.program, bucket)
             self.hold(entry, key)
+            if self.compile_apart is not None:
+                self.compile_apart(entry.program, bucket)
+            if self._closed:
+                return
             self._table.build(key, lambda: self._shapes.tapped(entry.program, bucket))
-            entry.tapped = entry.tapped | {bucket}
+            with self._lock:
+                entry.tapped = entry.tapped | {bucket}
         except Exception as error:  # it stays in `tapping`: asking again would fail again
             if not entry.tapped:
                 entry.refused = f"the layer stages at {entry.program.source} do not compile: {_first_line(error)}"
         finally:
             self._changed()
+
+    def tapped_launched(self, entry: ProgramEntry, bucket: Bucket) -> None:
+        """A step with layer stages was launched: those of long ago go. For the thread that plans, so that none goes between a plan and its
+        launch."""
+        key = self.tapped_key(entry.program, bucket)
+        self._launched[key] = weakref.ref(entry), bucket
+        self._launched.move_to_end(key)
+        while len(self._launched) > self._options.max_tapped:
+            old, (owner, size) = self._launched.popitem(last=False)
+            if (other := owner()) is not None:
+                with self._lock:
+                    other.tapped = other.tapped - {size}
+                    other.tapping.discard(size)
+            self._table.discard(old)
 
     def build_sizes(self, entry: ProgramEntry) -> None:
         """The executables for every pass count that the ready steps may launch, in this thread; none for layer stages, which wait for

@@ -79,6 +79,7 @@ class Served:
         self.words = words or DeviceWords(options.word_count, self.shapes, self.table)
         self.launcher = Launcher(self.shapes, self.table, self.programs, structs[1], self.words)
         self.fusion = FusionService(model.recipe, executables, plan.units, options, self.max_context, self._fused)
+        self.programs.compile_apart = self.fusion.tapped
         self.recurrent = self.ledger.slots is not None
         self.windowed = bool(self.ledger.windows)
         self.views = self.shapes.views

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,10 +15,11 @@ from inferlet.eta import _intrinsics as intrinsics
 from inferlet.eta import _ops as ops
 from inferlet.eta._recorder import recorder, trace
 from inferlet.eta._stages import Stage, Stages
-from tiny import Greedy, Listener, engine, load, reference_greedy
+from tiny import CONFIG, OPTIONS, Greedy, Listener, engine, load, reference_greedy
 
-from pie_xla.engine.api import FromTicket, Geometry, PassRequest, Row
+from pie_xla.engine.api import FromTicket, Geometry, PassError, PassRequest, Recipe, Row
 from pie_xla.engine.buckets import Bucket
+from pie_xla.engine.engine import Engine
 from pie_xla.engine.executables import compile_now
 from pie_xla.errors import PieError
 from pie_xla.eta.program import EtaProgram
@@ -93,20 +95,27 @@ class Bare:
         return carry + scores
 
 
+_BARE: dict[Any, Any] = {}
+
+
+def bare_step(lowered: Any, hide: int | None) -> Any:
+    key = id(lowered), hide
+    if key not in _BARE:
+        _BARE[key] = jax.jit(lambda p, s, b: lowered.tapped_step(p, s, b, Bare(hide)))
+    return _BARE[key]
+
+
 def reference(model: Any, prompt: list[int], n: int, hide: int | None = None) -> tuple[list[int], list[np.ndarray]]:
     """Tokens and scores per step, one token at a time from an empty cache; from the prompt's last token on, `hide` is hidden."""
     lowered = model.lowered
     state = {g.name: {k: jnp.zeros(v.shape, v.dtype) for k, v in g.arrays(J + 1).items()} for g in lowered.groups}
-    steps = {
-        page: jax.jit(lambda p, s, b, page=page: lowered.tapped_step(p, s, b, Bare(page))) for page in {None, hide}
-    }
     tokens, scores = list(prompt), []
     for at in range(len(prompt) + n - 1):
         one = lambda x: jnp.asarray([x], jnp.int32)  # noqa: E731
         table = {g.name: jnp.arange(1, J + 1, dtype=jnp.int32)[None] for g in lowered.groups}
         batch = Batch(one(tokens[at])[None], one(at)[None], one(at), one(1), table, one(0), one(1), one(0))
         last = at >= len(prompt) - 1
-        state, outputs, seen = steps[hide if last else None](model.params, state, batch)
+        state, outputs, seen = bare_step(lowered, hide if last else None)(model.params, state, batch)
         if last:
             tokens.append(int(jnp.argmax(outputs["logits"][0])))
             scores.append(np.asarray(seen)[0])
@@ -263,6 +272,101 @@ def test_looking_copies_no_pool(served):
     works = [shapes.step(one), *(shapes.tapped(p, one) for p, _ in (watching(), program(pick, on_attn_proj=both)))]
     plain, *tapped = (compile_now(work).memory_analysis().temp_size_in_bytes for work in works)
     assert max(tapped) < plain + pool / 2, (plain, tapped, pool)
+
+
+@pytest.mark.slow
+def test_old_steps_with_stages_go_and_come_back(model):
+    few = engine(model, dataclasses.replace(OPTIONS, max_tapped=1), name="few")
+    try:
+        listener = Listener()
+        client = few.client("test", listener)
+        sums = client.new_channel(TensorType(DType.F32, (C,)))
+        made = [(watching(), (sums,)), (hiding(), ())]
+        for _ in range(2):
+            for program_, channels in made:
+                results = decode(client, listener, LONG[:24], 3, program_, channels)
+                hide = 1 if not channels else None
+                assert [int(one[0]) for one in results] == reference(model, LONG[:24], 3, hide)[0]
+                kept = [key for key in few.default.table.keys() if key.kind == "tapped"]  # noqa: SIM118 -- a method of the table
+                assert [key.program for key in kept] == [program_[0].key]
+        assert few.stats()["loaded"]["tapped"] >= 2
+    finally:
+        few.close()
+
+
+def test_a_failing_step_with_stages_fails_its_passes_alone(account, model, served):
+    client, listener = account
+    parsed, params = hiding()
+    decode(client, listener, PROMPT, 2, (parsed, params))
+    key = served.default.programs.tapped_key(parsed, Bucket(1, 1, 1))
+    good = served.default.table.planned(key)
+
+    def broken(parameters, state, words, *rest):
+        good(parameters, state, words, *rest)  # takes the pools along
+        raise RuntimeError("the device is on fire")
+
+    served.default.table._ready[key] = broken
+    try:
+        with pytest.raises(PassError, match="on fire"):
+            decode(client, listener, PROMPT, 1, (parsed, params))
+    finally:
+        served.default.table._ready[key] = good
+    expected = reference(model, LONG[:24], 3, hide=1)[0]
+    assert [int(token) for (token,) in decode(client, listener, LONG[:24], 3, (parsed, params))] == expected
+
+
+def test_a_killed_process_leaves_nothing_behind(model, served):
+    listener = Listener()
+    client = served.client("killed", listener)
+    ws, pipe = client.new_set(), client.new_pipeline()
+    sums = client.new_channel(TensorType(DType.F32, (C,)))
+    parsed, params = watching()
+    for _ in range(6):
+        client.submit(pipe, PassRequest((Row(ws, tuple(LONG[:9])),), program=parsed, params=params, channels=(sums,)))
+    client.close()
+    served.settle()
+    assert all(used == 0 and free == total for free, used, total in served.stats()["memory"].values())
+    assert served.stats()["words used"] == 0
+
+
+def test_layers_count_in_the_cost(model):
+    parsed, params = watching()
+    assert parsed.stages is not None
+    both_layers = parsed.cost + parsed.stages.cost
+    for limit, fits in ((both_layers - 1, False), (both_layers, True)):
+        tight = engine(model, dataclasses.replace(OPTIONS, max_program_cost=limit), name="tight")
+        try:
+            client = tight.client("test", Listener())
+            sums = client.new_channel(TensorType(DType.F32, (C,)))
+            request = PassRequest((Row(client.new_set(), (1,)),), program=parsed, params=params, channels=(sums,))
+            if fits:
+                client.submit(client.new_pipeline(), request)
+            else:
+                with pytest.raises(PieError, match="element operations a pass"):
+                    client.submit(client.new_pipeline(), request)
+        finally:
+            tight.close()
+
+
+@pytest.mark.slow
+def test_stages_are_compiled_by_another_process(model, tmp_path: Path):
+    recipe = Recipe(CONFIG, "xla", "float32", 4, "unrolled")
+    served = Engine(dataclasses.replace(model, recipe=recipe), OPTIONS, store=tmp_path / "store")
+    served.start(warm=((1, 1), (1, 16)))
+    try:
+        listener = Listener()
+        client = served.client("test", listener)
+        results = decode(client, listener, LONG[:24], 3, hiding())
+        assert [int(token) for (token,) in results] == reference(model, LONG[:24], 3, hide=1)[0]
+        stats = served.stats()
+        assert (
+            not served.default.fusion.failures
+            and not stats["compiled"].get("tapped")
+            and stats["loaded"]["tapped"] == 1
+        )
+        client.close()
+    finally:
+        served.close()
 
 
 def test_refused_at_submit(account, model, served):
