@@ -39,4 +39,4 @@ async def main(input: dict) -> dict:
                 options.setdefault(thought, await worth(task, thought))
         best = sorted(((value, text) for text, value in options.items()), reverse=True)[:width]
     session.send(best[0][1] + "\n")
-    return {"text": best[0][1], "worth": best[0][0], "left": len(best)}
+    return {"text": best[0][1], "worth": round(best[0][0], 2), "left": len(best)}
