@@ -63,11 +63,3 @@ def share_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
     except (OSError, AttributeError):
         return
-
-
-def return_free_memory() -> None:
-    """Give the system back what loading has freed; only glibc keeps any."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        return

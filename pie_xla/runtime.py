@@ -172,6 +172,7 @@ def open_runtime(
                 importlib.import_module(module)
         from pie_xla.engine.api import LoadedModel
         from pie_xla.engine.lowering import remembered
+        from pie_xla.engine.memory import return_free_memory
 
         with timings.span("kernels"):
             kernel, library = kernel_for(devices[0], config, progress)
@@ -196,7 +197,7 @@ def open_runtime(
         spoken = [language.result() for language in languages]
         manager = _manager(config, engine, spoken, None if sandbox is None else sandbox.result())
         undo.pop_all()
-    machine.return_free_memory()
+    return_free_memory()
     timings.mark("ready")
     return Runtime(models[0].name, engine, manager, config.limits.processes)
 

@@ -16,6 +16,7 @@ from typing import Any
 from pie_xla.engine.api import EngineOptions
 from pie_xla.engine.buckets import Bucket, Buckets
 from pie_xla.engine.executables import ExecutableTable, Key
+from pie_xla.engine.memory import return_free_memory
 from pie_xla.engine.steps import StepShapes
 from pie_xla.errors import PieError
 from pie_xla.eta.types import ChannelUse, Program, Read, TensorType
@@ -98,6 +99,7 @@ class ProgramTable:
         self._closed = False
         self._lock = threading.RLock()  # an entry may die, and be forgotten, in a thread that holds it
         self._publishing = threading.Lock()  # a size and a step that become ready at once must know of each other
+        self._queued = 0  # in the pool, the ones that run included
         self._pending_steps: set[Bucket] = set()
         self.ready_steps: frozenset[Bucket] = frozenset()
         self.failed_steps: dict[Bucket, str] = {}
@@ -114,6 +116,21 @@ class ProgramTable:
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
+
+    def _background(self, work: Callable[..., None], *args: Any) -> None:
+        with self._lock:
+            self._queued += 1
+        self._pool.submit(self._work, work, *args)
+
+    def _work(self, work: Callable[..., None], *args: Any) -> None:
+        try:
+            work(*args)
+        finally:
+            with self._lock:
+                self._queued -= 1
+                last = not self._queued
+            if last:
+                return_free_memory()
 
     def entry(self, program: Program) -> ProgramEntry:
         """Admit a program; its first executable is compiled in the background.
@@ -186,7 +203,7 @@ class ProgramTable:
         if passes in entry.pending:
             return
         entry.pending.add(passes)
-        self._pool.submit(self._build, weakref.ref(entry), passes)
+        self._background(self._build, weakref.ref(entry), passes)
 
     def _build(self, asked: weakref.ref[ProgramEntry], passes: int) -> None:
         entry = asked()
@@ -289,7 +306,7 @@ class ProgramTable:
             if bucket in self.ready_steps or bucket in self._pending_steps or bucket in self.failed_steps:
                 return
             self._pending_steps.add(bucket)
-        self._pool.submit(self._build_step, bucket)
+        self._background(self._build_step, bucket)
 
     def _build_step(self, bucket: Bucket) -> None:
         try:

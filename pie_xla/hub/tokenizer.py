@@ -29,9 +29,9 @@ class Tokenizer:
     def __init__(self, entry: ModelEntry) -> None:
         from tokenizers import Tokenizer as Backend
 
-        self._json = entry.tokenizer_path.read_text(encoding="utf-8")
+        self._path = entry.tokenizer_path
         try:
-            self._main = Backend.from_str(self._json)
+            self._main = Backend.from_str(self.backend_json())
         except Exception as error:  # the binding raises bare Exception
             raise PieError(
                 f"{entry.tokenizer_path} cannot be read: {error}", "remove the model and import it again"
@@ -54,7 +54,7 @@ class Tokenizer:
 
     def backend_json(self) -> str:
         """The text of its `tokenizer.json`."""
-        return self._json
+        return self._path.read_text(encoding="utf-8")  # not kept: 4 to 20 MB
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Tokenizer:
         """The same tokenizer without its control tokens; built when a text first spells one."""
         from tokenizers import Tokenizer as Backend
 
-        data = json.loads(self._json)
+        data = json.loads(self.backend_json())
         data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in self.control_tokens]
         data["padding"] = data["truncation"] = None
         return Backend.from_str(json.dumps(data))

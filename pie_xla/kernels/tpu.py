@@ -22,8 +22,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 from jax.sharding import Mesh, PartitionSpec
 
 from pie_xla.errors import PieError
-from poem.blocks.norms import rms_norm
-from poem.blocks.rope import rotate
+from poem.plain import rms_norm, rotate
 from poem.spec import KV, Attention, Batch, Leaf, NormScale
 
 LANES = 128  # width of a TPU vector register: head_dim comes in multiples of it

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from pie_xla.kernels.scores import last_scores, page_bounds
 from pie_xla.kernels.sight import Sight, padded
-from poem.blocks.norms import rms_norm
-from poem.blocks.rope import rotate
+from poem.plain import rms_norm, rotate
 from poem.spec import KV, Attention, Batch, Leaf, NormScale
 
 LOWEST = -1e30  # finite, so that a row without any live cell gives no NaN

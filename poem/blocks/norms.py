@@ -1,15 +1,15 @@
-"""Root-mean-square norms (Zhang and Sennrich 2019), computed in float32."""
+"""Root-mean-square norms (Zhang and Sennrich 2019)."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from poem.blocks.parameter import parameter
+from poem.plain import rms_norm
 from poem.spec import NormScale, Ops
 
-__all__ = ["NormScale", "RMSNorm", "rms_norm"]
+__all__ = ["NormScale", "RMSNorm"]
 
 
 class RMSNorm(nnx.Module):
@@ -24,15 +24,3 @@ class RMSNorm(nnx.Module):
         """x [..., width] -> the same shape and dtype; by the backend's kernel where it is given."""
         norm = rms_norm if ops is None else ops.rms_norm
         return norm(x, self.weight[...], self.eps, self.scale)
-
-
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float, scale: NormScale) -> jax.Array:
-    """x [..., D] -> the same shape and dtype, in plain XLA."""
-    wide = x.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    weight = jnp.broadcast_to(weight, x.shape)
-    match scale:
-        case NormScale.WEIGHT:
-            return weight * normed.astype(x.dtype)
-        case NormScale.ONE_PLUS_WEIGHT:
-            return (normed * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)

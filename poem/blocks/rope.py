@@ -51,16 +51,6 @@ class Rope:
         return jnp.cos(angle), jnp.sin(angle)
 
 
-def rotate(x: jax.Array, table: tuple[jax.Array, ...]) -> jax.Array:
-    """x [B, Q, H, d] rotated; with a table of dim < d the rest of each head is left alone."""
-    cos, sin = table[0][:, :, None, :], table[1][:, :, None, :]
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    a32, b32 = a.astype(jnp.float32), b.astype(jnp.float32)
-    turned = (a32 * cos - b32 * sin, b32 * cos + a32 * sin)
-    return jnp.concatenate([t.astype(x.dtype) for t in turned] + [rest], axis=-1)
-
-
 def read_rope(parameters: Mapping[str, Any], dim: int) -> Rope:
     """A `rope_parameters` entry ({"rope_theta", "rope_type", ...}) as a Rope; other types are refused by name.
 
