@@ -110,6 +110,30 @@ def test_a_pass_with_stages_alone_and_pages_hidden_by_their_bounds(run: Callable
     assert result == [2 * 2, 18]  # two pages in each of two layers
 
 
+def test_a_prologue_needs_no_layer_stages(run: Callable[..., Any]) -> None:
+    result = run(
+        """
+        async def main(input):
+            ws, pipe, count, kept = WorkingSet(), Pipeline(), Channel.of(5), {}
+            fwd = forward(input["prompt"], ws)
+            @fwd.prologue
+            def start():
+                kept["before"] = count.take()
+                count.put(kept["before"] * 2)
+            out = fwd.epilogue(lambda: (pick(), kept["before"] + 1))
+            tokens, seen = [], []
+            for _ in range(2):
+                pipe.submit(fwd)
+                tokens.append(await out[0])
+                seen.append(await out[1])
+                fwd.embed([tokens[-1]])
+            return [seen, await count.take()]
+        """,
+        prompt=PROMPT,
+    )
+    assert result == [[6, 11], 20]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -117,7 +141,8 @@ def test_a_pass_with_stages_alone_and_pages_hidden_by_their_bounds(run: Callable
         ("forward([1], ws).on_attn(pick, width=300)", "width 300 is not a number of positions from 1 to 256"),
         ("fwd = forward([1], ws); fwd.on_attn(pick, width=8); fwd.on_attn_proj(pick, width=9)", "another stage of this pass said 8"),
         ("fwd = forward([1], ws); fwd.on_attn(pick); fwd.epilogue(pick)", "in the epilogue only, not in on_attn"),
-        ("fwd = forward([1], ws); fwd.prologue(lambda: None); fwd.epilogue(pick)", "a prologue serves layer stages"),
+        ("fwd = forward([1], ws); fwd.prologue(pick); fwd.epilogue(pick)", "in the epilogue only, not in prologue"),
+        ("fwd = forward([1], ws); fwd.prologue(lambda: iota(3)); fwd.epilogue(pick)", "prologue gives back nothing"),
         ("fwd = forward([1], ws); fwd.epilogue(lambda: intrinsics.layer())", "in on_attn_proj and on_attn only"),
         ("fwd = forward([1] * 9, ws); fwd.on_attn(lambda: None, width=8); pipe.submit(fwd)", "the layer stages of this pass span 8"),
     ],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferlet.eta._errors import EtaError
 from inferlet.eta._recorder import recorder
+from inferlet.eta._stages import before_the_model
 
 
 def output(row: int, name: str) -> Any:
@@ -13,7 +15,12 @@ def output(row: int, name: str) -> Any:
     Its shape is that of one position, `[V]` for logits and `[D]` for hidden, with R in front when `readout` names R
     positions.
     """
-    return recorder("intrinsics.output").output(row, name)
+    found = recorder("intrinsics.output")
+    if before_the_model():
+        raise EtaError(
+            f"output({row!r}, {name!r}): the model's outputs are there in the epilogue only, not in prologue"
+        )
+    return found.output(row, name)
 
 
 def layer() -> Any:

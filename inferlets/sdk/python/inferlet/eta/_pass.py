@@ -12,7 +12,7 @@ from inferlet._errors import UsageError, missing
 from inferlet._host import Facts, Runtime, Traced, runtime
 from inferlet.eta._channel import Channel
 from inferlet.eta._output import Output
-from inferlet.eta._stages import Stage, Stages
+from inferlet.eta._stages import Stage, Stages, preceded
 from inferlet.eta._state import StateGeometry, WorkingSet
 
 Tokens = list[int] | Output | Channel
@@ -163,7 +163,7 @@ class ForwardPass:
     def _stage(self, stage: Stage, fn: Callable[[], Any], width: int | None) -> Callable[[], Any]:
         if not callable(fn):
             raise UsageError(f"{stage.value} takes a function without arguments, not {type(fn).__name__}")
-        if self._facts.attention is None:
+        if stage.layered and self._facts.attention is None:
             raise UsageError(
                 f"{stage.value}: {self._facts.name} shows no attention layers; it has none, or its kernels on this backend cannot"
             )
@@ -180,12 +180,10 @@ class ForwardPass:
         return fn
 
     def _stages(self) -> Stages | None:
-        if not self._early:
+        if self._early.keys() <= {Stage.PROLOGUE}:
             return None
         facts = self._facts
         assert facts.attention is not None
-        if self._early.keys() == {Stage.PROLOGUE}:
-            raise UsageError("a prologue serves layer stages: give the pass an on_attn_proj or on_attn too")
         fns = tuple((stage, self._early[stage]) for stage in Stage if stage in self._early)
         width = facts.max_context if self._width is None else self._width
         return Stages(fns, width, facts.page_size, (facts.attention.heads, facts.attention.head_dim))
@@ -234,7 +232,9 @@ class ForwardPass:
         key = memo.key((fn, *self._early.values()), (self._facts.name, asked, self._width, *self._early))
         traced = None if key is None else memo.get(key)
         if traced is None:
-            traced = self._runtime.transport.trace(fn, asked, self._facts, stages)
+            alone = self._early.keys() == {Stage.PROLOGUE}
+            whole = preceded(self._early[Stage.PROLOGUE], fn) if alone else fn
+            traced = self._runtime.transport.trace(whole, asked, self._facts, stages)
             if key is not None and not traced.channels:
                 memo.put(key, traced)
         if known is not None and len(known) == len(traced.results):  # the author's Outputs stay the pass's

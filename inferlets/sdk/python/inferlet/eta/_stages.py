@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -52,6 +53,30 @@ class Stages:
     def pages(self) -> int:
         """J, the pages of C positions."""
         return -(-self.width // self.page)
+
+
+_EARLY: ContextVar[bool] = ContextVar("inferlet_before_the_model", default=False)
+
+
+def before_the_model() -> bool:
+    """Whether a prologue is being recorded."""
+    return _EARLY.get()
+
+
+def preceded(prologue: Callable[[], Any], epilogue: Callable[[], Any]) -> Callable[[], Any]:
+    """Both as one epilogue: what comes before the model and sees nothing of it may as well come after."""
+
+    def both() -> Any:
+        token = _EARLY.set(True)
+        try:
+            made = prologue()
+        finally:
+            _EARLY.reset(token)
+        if made is not None:
+            raise EtaError(f"prologue gives back nothing: put what should stay into a Channel, got {made!r:.60}")
+        return epilogue()
+
+    return both
 
 
 class Held(Enum):
