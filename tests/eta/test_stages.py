@@ -269,3 +269,79 @@ def test_stages_count_in_cost_and_key() -> None:
     assert plain.stages.scored == (0,) and plain.stages.bounded == () and plain.stages.masked == ()
     with pytest.raises(Refused, match="costs"):
         EtaProgram.from_json(record(lambda: None, on_attn=use).text, Limits(cost=1))
+
+
+def test_damaged_stages_are_refused_or_run() -> None:
+    """Any damage gives an EtaError, or a program that the oracle can run and JAX can trace."""
+    rng = np.random.default_rng(0)
+
+    def attn() -> None:
+        put(SUMS, take(SUMS) + intrinsics.attn_scores(0))
+        put(COUNT, take(COUNT) + intrinsics.layer())
+
+    def prologue() -> None:
+        put(COUNT, 0)
+
+    text = record(
+        lambda: (read(COUNT), ops.reduce_max(take(SUMS))), prologue=prologue, on_attn_proj=keep, on_attn=attn
+    ).text
+    text = json.dumps({"body": json.loads(text)["body"]})
+    names = [
+        "take",
+        "put",
+        "read",
+        "layer",
+        "query",
+        "score",
+        "bound",
+        "pages",
+        "add",
+        "prologue",
+        "proj",
+        "attn",
+        "ops",
+    ]
+    ran = refused = 0
+    for _ in range(1500):
+        words = text.split('"')
+        if rng.random() < 0.5:  # one name for another
+            spots = [i for i, word in enumerate(words) if word in names]
+            words[int(rng.choice(spots))] = str(rng.choice(names))
+            broken = '"'.join(words)
+        else:  # one digit for another
+            spots = [i for i, letter in enumerate(text) if letter.isdigit()]
+            at = int(rng.choice(spots))
+            broken = text[:at] + str(rng.integers(0, 7)) + text[at + 1 :]
+        try:
+            program = EtaProgram.from_json(broken)
+        except Refused:
+            refused += 1
+            continue
+        ran += 1
+        if program.stages is None or broken == text:
+            continue
+        params, cells, reads = ([np.zeros(k.shape, k.dtype.numpy) for k in kinds] for kinds in (
+            program.params, [use.type for use in program.channels], [read.type for read in program.reads]))  # fmt: skip
+        heads, width, page = program.stages.heads, program.stages.width, program.stages.page
+        shape = np.ones(heads, np.float32), np.ones(width, np.float32), np.ones(-(-width // page), np.float32)
+        layers = [Layer([shape[0]], {0: shape[1]}, {0: shape[2]})] * 2
+        results, puts = run(program, reads, params, cells, KEY, 5, layers)
+        traced = jax.eval_shape(lambda p, c: lowered_shapes(program, reads, p, c, layers), params, cells)  # noqa: B023
+        assert [x.shape for x in [*traced[0], *traced[1]]] == [x.shape for x in [*results, *puts]]
+    assert refused > 150 and ran > 100
+
+
+def lowered_shapes(program: EtaProgram, reads: Any, params: Any, cells: Any, layers: list[Layer]) -> Any:
+    stages = program.stages
+    assert stages is not None
+    common = (params, cells, jnp.zeros(2, jnp.uint32), jnp.uint32(5))
+    values, registers = stages.start(*common)
+    for number, layer in enumerate(layers):
+        at = jnp.uint32(number)
+        registers, _ = stages.projected(
+            values, registers, at, layer.queries, [layer.bounds[0] for _ in stages.bounded], *common
+        )
+        registers = stages.attended(
+            values, registers, at, layer.queries, [layer.scores[0] for _ in stages.scored], *common
+        )
+    return stages.finish(values, registers, reads, *common)
