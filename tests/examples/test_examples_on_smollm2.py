@@ -43,6 +43,8 @@ def source(name: str) -> str:
         ("prefix_cache", {"max_tokens": 8}, "When do you open?"),
         ("quest", {"max_tokens": 6, "pages": 2}, "there lived a"),
         ("heavy_hitters", {"max_tokens": 6, "budget": 12}, "there lived a"),
+        ("tova", {"max_tokens": 6, "budget": 12}, "there lived a"),
+        ("snapkv", {"max_tokens": 6}, "Anna lives in Lisbon"),
     ],
 )
 def test_sandboxed_equals_native(

@@ -64,3 +64,17 @@ def test_heavy_hitters(run: Run, plain: list[int]) -> None:
     assert whole == {"tokens": plain, "kept": list(range(len(PROMPT) + 11))}
     tight = run("heavy_hitters", prompt=PROMPT, max_tokens=12, budget=8, recent=4)
     assert len(tight["kept"]) == 8 and tight["kept"][-4:] == whole["kept"][-4:] and tight["tokens"] != plain
+
+
+def test_tova(run: Run, plain: list[int]) -> None:
+    whole = run("tova", prompt=PROMPT, max_tokens=12, budget=100)
+    assert whole == {"tokens": plain, "kept": list(range(len(PROMPT) + 11))}
+    tight = run("tova", prompt=PROMPT, max_tokens=12, budget=8)
+    assert len(tight["kept"]) == 8 and tight["tokens"] != plain
+
+
+def test_snapkv(run: Run, plain: list[int]) -> None:
+    whole = run("snapkv", prompt=PROMPT, max_tokens=12, budget=100)
+    assert whole == {"tokens": plain, "kept": list(range(len(PROMPT) - 8)), "of": len(PROMPT) - 8}
+    tight = run("snapkv", prompt=PROMPT, max_tokens=12, budget=3, pool=1)
+    assert len(tight["kept"]) == 3 and tight["tokens"][0] == plain[0] and tight["tokens"] != plain
