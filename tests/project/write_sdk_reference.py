@@ -1,4 +1,7 @@
-"""Writes docs/sdk-reference.md from the SDK's code: `PYTHONPATH=. python tests/project/write_sdk_reference.py`. A test asserts that it is current."""
+"""Writes docs/sdk-reference.md from the SDK's code: `PYTHONPATH=. python tests/project/write_sdk_reference.py`.
+
+A test asserts that it is current.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from pie_xla.process.sdk import load_sdk
 FILE = Path(__file__).parents[2] / "docs" / "sdk-reference.md"
 HEAD = """# SDK reference
 
-Written by `tests/project/write_sdk_reference.py` from the code; do not edit. How the parts go together is in [sdk.md](sdk.md), the ops are in [ops.md](ops.md).
+Written by `tests/project/write_sdk_reference.py` from the code; do not edit.
+How the parts go together is in [sdk.md](sdk.md), the ops are in [ops.md](ops.md).
 """
 
 
