@@ -17,7 +17,7 @@ from pie_xla.process.sdk import load_sdk
 
 load_sdk()
 
-from inferlet import UsageError, sample  # noqa: E402
+from inferlet import UsageError, sample, watermark  # noqa: E402
 from inferlet.eta import Channel, intrinsics  # noqa: E402
 from inferlet.eta._recorder import trace  # noqa: E402
 
@@ -115,6 +115,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Array], Array]]] = {
     "typical": (partial(sample.typical, 0.6), by(typical, 0.6)),
     "typical, all": (partial(sample.typical, 1.0), by(usual, 1.0)),
     "tail_free": (partial(sample.tail_free, 0.9), by(tail_free, 0.9)),
+    "tail_free, all": (partial(sample.tail_free, 1.0), by(usual, 1.0)),
     "top_n_sigma": (partial(sample.top_n_sigma, 1.5), by(top_n_sigma, 1.5)),
     "xtc": (partial(sample.xtc, 0.05, 0.4), by(xtc, 0.05, 0.4)),
     "entropy_temperature": (partial(sample.entropy_temperature, 2.0, 0.9, 0.7), by(entropy_temperature, 2.0, 0.9, 0.7)),
@@ -193,6 +194,24 @@ def test_mirostat_filters_by_mu_and_moves_it() -> None:
         jnp.uint32(3),
     )
     assert float(moved) == pytest.approx(4.0 - 0.2 * (-np.log2(want[int(token)]) - 3.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("mark", [watermark.Gumbel(key=9), watermark.Tournament(key=9)])
+def test_marks_favour_no_token_over_all_contexts(mark: Any) -> None:
+    past = channel(4, dtype="i32")
+    program, params = recorded(replace(mark.sampler(), past=past, begun=True))
+
+    def one(ordinal: jax.Array, tokens: jax.Array) -> jax.Array:
+        given = [jnp.asarray(p) for p in params]
+        return program.apply([jnp.asarray(LOGITS)], given, [tokens], jnp.asarray([1, 2], jnp.uint32), ordinal)[0][0]
+
+    contexts = jnp.asarray(np.random.default_rng(3).integers(0, V, (DRAWS, 4)), jnp.int32)
+    draws = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(DRAWS, dtype=jnp.uint32), contexts))
+    follows(draws, softmax(LOGITS.astype(np.float64)))
+    scores = [
+        mark.detect([*context, token]).z for context, token in zip(contexts.tolist(), draws.tolist(), strict=True)
+    ]
+    assert np.mean(scores) > 0.3  # each alone tells little; unmarked ones are 0 on average
 
 
 def changed(made: Any, past: list[int]) -> Array:

@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 
 from inferlet._errors import UsageError
 from inferlet.eta import (
+    bit_and,
     bit_xor,
     broadcast,
     cast,
     exp,
+    fori,
     intrinsics,
     iota,
     log,
@@ -28,11 +30,11 @@ from inferlet.eta import (
     max_elem,
     param,
     reduce_argmax,
-    reduce_sum,
     shift_right,
     where,
 )
 from inferlet.sample import Draw, Sampler, Step, number, tokens_of, whole
+from inferlet.sample._filters import total
 
 _WORD = (1 << 32) - 1
 _ODD = 0x9E3779B1  # spreads consecutive numbers
@@ -171,9 +173,14 @@ class _Rounds(Step):
 
     def change(self, logits: Any, past: Any) -> Any:
         values, mass = _device_values(self.key, past, self.context), exp(log_softmax(logits))
-        for layer in range(self.layers):
-            bit = cast(shift_right(values, layer) & 1, "f32")
-            mass = mass * (1.0 + bit - reduce_sum(mass * bit))
+
+        def play(layer: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            mass, left = carry
+            bit = cast(cast(bit_and(left, 1), "i32"), "f32")
+            return mass * (1.0 + bit - total(mass * bit)), shift_right(left, 1)
+
+        # In a loop: XLA would fuse unrolled rounds, and compute the earlier ones anew for each.
+        mass, _ = fori(self.layers, play, (mass, values))
         return where(mass > 0.0, log(max_elem(mass, 1e-38)), -math.inf)
 
 
