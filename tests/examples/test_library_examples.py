@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sdk"))
 
-from tiny_model import Tiny, open_tiny
+from tiny_model import D, Tiny, open_tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[..., Any]
@@ -163,3 +165,30 @@ def test_prefix_cache(tiny: Tiny, run: Run) -> None:
             return await generate(tokens, max_tokens=4, stop=["\\n"]).all_text()
     """
     assert again[0][1] == tiny(source)
+
+
+def test_jnp_steps_draw_what_eta_steps_draw(run: Run) -> None:
+    value = {"mass": 0.6, "max_tokens": 8, "seed": 4}
+    made = run("typical_sampling_jnp", **value)
+    assert made == run("typical_sampling_jnp", eta=True, **value) and len(made["tokens"]) > 0
+    assert made != run("typical_sampling_jnp", **{**value, "seed": 5})
+
+
+def test_learned_verifier(run: Run, tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).normal(size=D).astype(np.float32)
+    save_file({"weight": weight, "bias": np.float32([0.5]).reshape(())}, tmp_path / "probe.safetensors")
+    save_file({"weight": -weight, "bias": np.float32([-0.5]).reshape(())}, tmp_path / "opposite.safetensors")
+    one, other = (
+        run("learned_verifier", probe=str(tmp_path / f"{name}.safetensors"), max_tokens=3)
+        for name in ("probe", "opposite")
+    )
+    assert one["score"] == max(one["scores"]) and len(one["tokens"]) == 3 and one["tokens"] != other["tokens"]
+    np.testing.assert_allclose(one["scores"], [-score for score in other["scores"]], rtol=1e-5)
+
+
+def test_code_act(run: Run) -> None:
+    begin = "```python\nx = 6\nprint(x * 7)\n```"
+    made = run("code_act", begin=begin, max_steps=2, max_tokens=4)
+    assert made["actions"][0] == ["x = 6\nprint(x * 7)\n", "42"] and made["actions"][1][1] == "There was no code."
+    failed = run("code_act", begin="```python\n1 / 0\n```", max_steps=1, max_tokens=4)
+    assert failed["actions"][0][1] == "ZeroDivisionError: division by zero"
