@@ -157,7 +157,7 @@ class EngineOptions:
     max_program_cost: int = 20_000_000_000
     max_program_bytes: int = 1 << 30
     max_programs: int = 256
-    max_tapped: int = 12
+    max_tapped: int = 6  # about 40 MB each, of a model with 30 layers
     store_bytes: int | None = None
     quota: Quota = field(default_factory=Quota)
 
