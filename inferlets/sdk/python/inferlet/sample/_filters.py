@@ -33,7 +33,7 @@ from inferlet.eta import (
 )
 from inferlet.sample._sampler import Step
 
-BISECTIONS = 40  # halvings of a threshold's range: beyond what f32 tells apart
+BISECTIONS = 30  # halvings of a threshold's range, 20 nats or so: finer than what f32 tells apart there
 COLUMNS = 256
 WINDOW = 1024  # likeliest tokens among which the tail is looked for
 INF = float("inf")
