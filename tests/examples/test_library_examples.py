@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "sdk"))
 
 from tiny_model import D, Tiny, open_tiny
 
+from pie_xla.launch import Launch
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[..., Any]
 NO_STOP = "from inferlet import generate\nasync def main(input):\n    return await generate("
@@ -192,3 +194,24 @@ def test_code_act(run: Run) -> None:
     assert made["actions"][0] == ["x = 6\nprint(x * 7)\n", "42"] and made["actions"][1][1] == "There was no code."
     failed = run("code_act", begin="```python\n1 / 0\n```", max_steps=1, max_tokens=4)
     assert failed["actions"][0][1] == "ZeroDivisionError: division by zero"
+
+
+def test_alone_and_beside_strangers(tiny: Tiny, run: Run) -> None:
+    asked = [
+        ("samplers", {"sampler": "penalties|typical", "max_tokens": 12, "prompt": "Hi"}),
+        ("samplers", {"sampler": "mirostat", "max_tokens": 12, "prompt": "Ho"}),
+        ("watermark", {"max_tokens": 30, "temperature": 2.0}),
+        ("ngram_speculation", {"prompt": "abcabcabc", "max_tokens": 12}),
+        ("beam_search", {"prompt": "Hi", "max_tokens": 6}),
+        ("guidance", {"max_tokens": 8}),
+    ]
+    alone = [run(name, **value) for name, value in asked]
+    launches = [
+        Launch((EXAMPLES / name / "main.py").read_text("utf-8"), "main.py", value, native=True) for name, value in asked
+    ]
+    together = [
+        one.done.result(120) for one in [tiny.manager.launch(launch, lambda event: None) for launch in launches]
+    ]
+    assert [one.get("tokens", one.get("marked", {}).get("z")) for one in together] == [
+        one.get("tokens", one.get("marked", {}).get("z")) for one in alone
+    ]

@@ -113,6 +113,18 @@ def test_many_share_the_prompt(run: Run, engine: FakeEngine) -> None:
     assert prompts.count((5, 6, 7)) == 1 and prompts.count((8,)) == 3
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_many_leave_the_set_that_they_go_on_from(run: Run, n: int) -> None:
+    body = f"""
+        ws = WorkingSet()
+        await generate([5, 6], working_set=ws, max_tokens=1, model_stops=False).all_tokens()
+        made = generate_many([7, 8], {n}, working_set=ws, max_tokens=3, model_stops=False)
+        return [[await one.all_tokens() for one in made], len(ws)]
+    """
+    texts, length = run(main(body))
+    assert texts == [greedy([5, 6, 7, 8], 3)] * n and length == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

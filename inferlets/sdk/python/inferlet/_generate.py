@@ -290,6 +290,7 @@ def generate_many(prompt: Prompt, n: int, *, seed: int | None = None, **options:
 
     Args:
         seed: of the first one; the others count on from it. None gives each its own.
+        working_set: among the options; it is forked, and stays as it is.
         options: those of `generate`, but for `grammar`, which each would need one of.
     """
     if type(n) is not int or n < 1:
@@ -300,7 +301,7 @@ def generate_many(prompt: Prompt, n: int, *, seed: int | None = None, **options:
     tokens = tokens_of(prompt, model, bare=given is not None)
     seeds = [None if seed is None else (seed + i) % (1 << 64) for i in range(n)]
     if n == 1:
-        return [generate(tokens, seed=seeds[0], working_set=given, **options)]
+        return [generate(tokens, seed=seeds[0], working_set=None if given is None else given.fork(), **options)]
     shared = WorkingSet(model) if given is None else given.fork()
     if len(tokens) > 1:
         Pipeline().submit(ForwardPass(model).embed(tokens[:-1]).state([shared], StateGeometry.folding()))
