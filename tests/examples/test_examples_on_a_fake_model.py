@@ -62,6 +62,7 @@ def until_stop(tokens: list[int]) -> list[int]:
 def test_every_example_has_its_readme_and_command() -> None:
     for folder in sorted(path for path in EXAMPLES.iterdir() if path.is_dir()):
         assert f"examples/{folder.name}/main.py" in (folder / "README.md").read_text("utf-8")
+        assert f"]({folder.name})" in (EXAMPLES / "README.md").read_text("utf-8")
 
 
 def test_quickstart(run: Runner) -> None:
