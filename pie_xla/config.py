@@ -181,7 +181,7 @@ class LimitSettings:
     memory: int = setting("512MiB", SIZE, "memory of a sandboxed inferlet")
     cpu_time: float = setting("60s", DURATION, "processor time of a sandboxed inferlet; waiting does not count")
     output: int = setting("8MiB", SIZE, "text that an inferlet sends and returns; in the sandbox, what it logs too")
-    processes: int = setting(64, _whole(1, 4096), "inferlets that run at once; later ones are refused")
+    processes: int = setting(512, _whole(1, 4096), "inferlets that run at once; later ones are refused")
 
 
 @dataclass(frozen=True)
