@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pie_xla.eta import loops
 from pie_xla.eta.op import Op
 from pie_xla.eta.rng import Draw
 from pie_xla.eta.table import TABLE
@@ -88,19 +89,27 @@ class Run:
             case "pages":
                 self.masks[at] = self.values[node.operands[0]]
                 return ()
-            case "fori":
+            case "fori" | "while":
                 return self._loop(node, draw, seen)
             case name:
                 return lower_op(TABLE[name], draw, [self.values[v] for v in node.operands], node.attrs)
 
     def _loop(self, node: Node, draw: Draw, seen: Seen) -> tuple[Array, ...]:
-        def iteration(index: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
+        def inside(body: Sequence[Node], index: Array, carried: tuple[Array, ...]) -> None:
             self.values.update(zip(node.body_ids, (index, *carried), strict=True))
-            self.ops(node.body, draw.iteration(index.astype(jnp.uint32)), seen)
+            self.ops(body, draw.iteration(index.astype(jnp.uint32)), seen)
+
+        def test(index: Array, carried: tuple[Array, ...]) -> Array:
+            inside(node.test, index, carried)
+            return self.values[node.hold]
+
+        def turn(index: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
+            inside(node.body, index, carried)
             return tuple(self.values[value] for value in node.body_out)
 
+        n: int = node.attrs["n"]
         start = tuple(self.values[value] for value in node.operands)
-        return tuple(lax.fori_loop(jnp.int32(0), jnp.int32(node.attrs["n"]), iteration, start))
+        return loops.repeat_while(n, test, turn, start) if node.name == "while" else loops.repeat(n, turn, start)
 
 
 def lower_program(

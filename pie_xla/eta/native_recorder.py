@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pie_xla.eta import rules
+from pie_xla.eta import loops, rules
 from pie_xla.eta.lowering import lower_op
 from pie_xla.eta.rng import Draw
 from pie_xla.eta.rules import Type
@@ -35,6 +36,14 @@ def _staged(concrete: Array) -> Array:
 
 def _not_a_value(value: object) -> EtaError:
     return EtaError(f"{type(value).__name__} {value!r:.60} is not an array, a number or a nested list of numbers")
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Where a recording is: streams given out, element operations so far."""
+
+    streams: int
+    cost: int
 
 
 class NativeRecorder:
@@ -149,42 +158,68 @@ class NativeRecorder:
         return [self._pending[at] for at in sorted(self._pending)]
 
     def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any:
-        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:
-            raise EtaError(f"fori: n must be a Python int of at least 1 (it is fixed when recorded), got {n!r:.60}")
-        self._bound(n, 0)
-        many = isinstance(init, tuple | list)
-        carried = tuple(self.value(x, "fori init") for x in (init if many else (init,)))
-        types = tuple(self.type_of(x) for x in carried)
-        draw, streams, spent = self._draw, self._streams, self._cost
+        return self._loop("fori", n, None, body, init)
 
-        def iteration(index: Array, values: tuple[Array, ...]) -> tuple[Array, ...]:
-            # JAX may trace a body more than once: each time its draws are numbered alike.
-            self._draw, self._streams = draw.iteration(index.astype(jnp.uint32)), streams
-            self._cost = spent
-            made = body(index, values if many else values[0])
+    def while_loop(self, n: int, test: Callable[..., Any], body: Callable[..., Any], init: Any) -> Any:
+        return self._loop("while_loop", n, test, body, init)
+
+    def _loop(self, what: str, n: int, test: Callable[..., Any] | None, body: Callable[..., Any], init: Any) -> Any:
+        bound = "n" if test is None else "bound"
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:
+            raise EtaError(
+                f"{what}: {bound} must be a Python int of at least 1 (it is fixed when recorded), got {n!r:.60}"
+            )
+        self._bound(what, n, 0)
+        many = isinstance(init, tuple | list)
+        carried = tuple(self.value(x, f"{what} init") for x in (init if many else (init,)))
+        types = tuple(self.type_of(x) for x in carried)
+        draw, before = self._draw, _Spent(self._streams, self._cost)
+        asked = done = before
+
+        def inside(start: _Spent, fn: Callable[..., Any], index: Array, values: tuple[Array, ...]) -> Any:
+            # JAX may trace a function more than once: each time its draws are numbered alike.
+            self._draw, self._streams, self._cost = draw.iteration(index.astype(jnp.uint32)), start.streams, start.cost
+            return fn(index, values if many else values[0])
+
+        def holds(index: Array, values: tuple[Array, ...]) -> Array:
+            nonlocal asked
+            assert test is not None
+            made = self.value(inside(before, test, index, values), "while_loop test")
+            asked = _Spent(self._streams, self._cost)
+            if self.type_of(made) != ("bool", ()):
+                raise EtaError(
+                    f"while_loop: the test must return one bool, but returned {rules.show(self.type_of(made))}"
+                )
+            return made
+
+        def turn(index: Array, values: tuple[Array, ...]) -> tuple[Array, ...]:
+            nonlocal done
+            made = inside(asked, body, index, values)
             results = tuple(made) if many and isinstance(made, tuple | list) else (made,)
-            out = tuple(self.value(x, "fori body") for x in results)
+            out = tuple(self.value(x, f"{what} body") for x in results)
+            done = _Spent(self._streams, self._cost)
             got = tuple(self.type_of(x) for x in out)
             if got != types:
                 want, have = (", ".join(map(rules.show, kinds)) for kinds in (types, got))
-                raise EtaError(f"fori: the body must return what it carries ({want}), but returned ({have})")
+                raise EtaError(f"{what}: the body must return what it carries ({want}), but returned ({have})")
             return out
 
         self._depth += 1
         try:
-            done = lax.fori_loop(0, n, lambda i, c: iteration(i.astype(jnp.int32), c), carried)
+            made = loops.repeat(n, turn, carried) if test is None else loops.repeat_while(n, holds, turn, carried)
         finally:
             self._depth -= 1
             self._draw = draw
-        self._cost = spent + self._bound(n, self._cost - spent)
-        return done if many else done[0]
+        self._streams = done.streams
+        self._cost = before.cost + self._bound(what, n, done.cost - before.cost)
+        return made if many else made[0]
 
-    def _bound(self, n: int, body: int) -> int:
+    def _bound(self, what: str, n: int, body: int) -> int:
         """Cost of a loop; `jnp` code between eta's functions is trusted and not counted."""
         cost = rules.loop_cost(n, body)
         if cost > rules.MAX_COST:
             raise EtaError(
-                f"fori: {n} iterations cost {cost} element operations a pass, more than {rules.MAX_COST}",
+                f"{what}: {n} iterations cost {cost} element operations a pass, more than {rules.MAX_COST}",
                 "a running step cannot be interrupted: loop fewer times or over less",
             )
         return cost
@@ -211,19 +246,20 @@ class NativeRecorder:
         value = operands[at]
         if isinstance(value, jax.Array | np.ndarray | np.generic):
             return self.value(value, rule.name)
-        if at >= len(rule.operands):
+        patterns = rule.patterns(len(operands))
+        if at >= len(patterns):
             return self.literal(value)
-        want = rule.operands[at].dtype
+        want = patterns[at].dtype
         if want in rules.DTYPES:
             return self.literal(value, want)
-        for pattern, other in zip(rule.operands, operands, strict=False):
+        for pattern, other in zip(patterns, operands, strict=False):
             if pattern.dtype == want and isinstance(other, jax.Array | np.ndarray | np.generic):
                 return self.literal(value, self.type_of(other)[0])
         return self.literal(value)
 
     def _channel(self, channel: Any, what: str) -> int:
         if self._depth:
-            raise EtaError(f"{what} of a channel inside fori: take before the loop, put after it, and carry the value")
+            raise EtaError(f"{what} of a channel inside a loop: take before it, put after it, and carry the value")
         for at, known in enumerate(self.channels):
             if known is channel:
                 return at

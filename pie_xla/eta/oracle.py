@@ -77,9 +77,12 @@ class _Walk:
             case "pages":
                 self.masks[at] = operands[0]
                 return []
-            case "fori":
+            case "fori" | "while":
                 for index in range(node.attrs["n"]):
                     self.values.update(zip(node.body_ids, [np.asarray(index, np.int32), *operands], strict=True))
+                    self.ops(node.test, draw.iteration(index))
+                    if node.name == "while" and not self.values[node.hold]:
+                        break
                     self.ops(node.body, draw.iteration(index))
                     operands = [self.values[value] for value in node.body_out]
                 return operands

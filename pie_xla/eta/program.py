@@ -8,7 +8,8 @@ outside it. The body:
 - `reads`: `[row, name, dtype, shape]`. `params`, `channels`: `[dtype, shape]`.
 - `ops`: `[name, operand ids, attributes]`. Results are numbered in order of appearance. Leaves: `output`, `param`,
   `take`, `read` and `put` name their table entry by attribute `i`. `fori` has `n`, `ops`, `out`: inside, the next ids
-  are the i32 index and the carried values; they and the body's values end with it.
+  are the i32 index and the carried values; they and the body's values end with it. `while` has also `test`, ops before
+  each turn, whose values end with the test, and `hold`, the id of the bool that lets a turn begin; n bounds the turns.
 - `out`: ids of the results.
 - `stages`, where attention layers are looked at: `{"heads": [H, d], "width": C, "page": n, "prologue": ops, "proj": ops, "attn": ops}`.
   These ops come before `ops` in the numbering (and in `lines`); values of `proj` and `attn` end with them. Their leaves are `layer`, and
@@ -211,7 +212,7 @@ def _peak(nodes: Sequence[Node], out: Sequence[int]) -> int:
     live = peak = 0
     ends: dict[int, int] = {}
     for index, node in enumerate(nodes):
-        inner = _peak(node.body, node.body_out) if node.body else 0
+        inner = max(_peak(node.body, node.body_out), _peak(node.test, (node.hold,))) if node.body_ids else 0
         made = 0
         for value, kind in zip(node.results, node.types, strict=True):
             size = 4 * tensor(kind).size

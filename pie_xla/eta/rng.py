@@ -1,8 +1,9 @@
 """Randomness as a pure function: threefry-2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
 The words of one stream of one pass are `threefry(threefry(seed, (ordinal, stream)), (0, j))`: word 2j and word 2j+1.
-In iteration i of a loop the seed is `threefry(seed, (i, 2**31))`. Nothing depends on the row, the step, the batch or
-the backend.
+In iteration i of a loop the seed is `threefry(seed, (i, 2**31))`. A program's own keys are u32[2]: the words of a key are
+`threefry(key, (0, j))`, and keys are derived from keys by counters whose second word no word's counter has.
+Nothing depends on the row, the step, the batch or the backend.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Pair = tuple[Array, Array]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-_LOOP = 1 << 31
+_FOLD, _SPLIT, _SEED = 1 << 31, (1 << 31) + 1, (1 << 31) + 2
 
 
 def threefry(key: Pair, counter: Pair) -> Pair:
@@ -36,6 +37,30 @@ def threefry(key: Pair, counter: Pair) -> Pair:
     return x, y
 
 
+def words(key: Pair, count: int) -> Array:
+    """u32[count] words of a key."""
+    half = (count + 1) // 2
+    low = lax.iota(jnp.uint32, half)
+    return jnp.stack(threefry(key, (jnp.zeros_like(low), low)), axis=-1).reshape(2 * half)[:count]
+
+
+def seeded(seed: Array) -> Pair:
+    """The key of u32[] `seed`."""
+    zero = jnp.zeros_like(seed)
+    return threefry((zero, zero), (seed, jnp.full_like(seed, _SEED)))
+
+
+def fold_in(key: Pair, data: Array) -> Pair:
+    """Another key for each u32[] `data`."""
+    return threefry(key, (data, jnp.full_like(data, _FOLD)))
+
+
+def split(key: Pair, n: int) -> Pair:
+    """n keys, as two u32[n]; none is one of `fold_in`."""
+    index = lax.iota(jnp.uint32, n)
+    return threefry(key, (index, jnp.full_like(index, _SPLIT)))
+
+
 class Draw:
     """The random words of one pass, in JAX.
 
@@ -49,16 +74,16 @@ class Draw:
 
     def bits(self, stream: int, count: int) -> Array:
         """u32[count] words of a stream."""
-        sub = threefry(self._key, (self._ordinal, jnp.full_like(self._ordinal, stream)))
-        half = (count + 1) // 2
-        low = lax.iota(jnp.uint32, half)
-        words = threefry(sub, (jnp.zeros_like(low), low))
-        return jnp.stack(words, axis=-1).reshape(2 * half)[:count]
+        return words(self.key(stream), count)
+
+    def key(self, stream: int) -> Pair:
+        """The key of a stream."""
+        return threefry(self._key, (self._ordinal, jnp.full_like(self._ordinal, stream)))
 
     def iteration(self, index: Array) -> Draw:
         """The draw of loop iteration `index` (u32[])."""
         draw = Draw.__new__(Draw)
-        draw._key = threefry(self._key, (index, jnp.full_like(index, _LOOP)))
+        draw._key = fold_in(self._key, index)
         draw._ordinal = self._ordinal
         return draw
 
@@ -104,9 +129,27 @@ class OracleDraw:
         return x, y
 
     def bits(self, stream: int, count: int) -> np.ndarray:
-        sub = self._threefry(self._key, (self._ordinal, stream))
-        words = [word for j in range((count + 1) // 2) for word in self._threefry(sub, (0, j))]
-        return np.asarray(words[:count], np.uint32)
+        return self.words(self.key(stream), count)
+
+    def key(self, stream: int) -> tuple[int, int]:
+        return self._threefry(self._key, (self._ordinal, stream))
+
+    @classmethod
+    def words(cls, key: tuple[int, int], count: int) -> np.ndarray:
+        made = [word for j in range((count + 1) // 2) for word in cls._threefry(key, (0, j))]
+        return np.asarray(made[:count], np.uint32)
+
+    @classmethod
+    def seeded(cls, seed: int) -> tuple[int, int]:
+        return cls._threefry((0, 0), (seed, _SEED))
+
+    @classmethod
+    def fold_in(cls, key: tuple[int, int], data: int) -> tuple[int, int]:
+        return cls._threefry(key, (data, _FOLD))
+
+    @classmethod
+    def split(cls, key: tuple[int, int], index: int) -> tuple[int, int]:
+        return cls._threefry(key, (index, _SPLIT))
 
     def iteration(self, index: int) -> OracleDraw:
-        return OracleDraw(self._threefry(self._key, (int(index), _LOOP)), self._ordinal)
+        return OracleDraw(self.fold_in(self._key, int(index)), self._ordinal)

@@ -13,6 +13,7 @@ from pie_xla.eta.table import TABLE
 from pie_xla.eta.types import EtaError, Read, TensorType
 
 MAX_DEPTH = 4
+LOOPS = {"fori": {"n", "ops", "out"}, "while": {"n", "test", "hold", "ops", "out"}}
 LEAVES = ("output", "param", "take", "read", "put")
 
 
@@ -57,7 +58,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Node:
-    """One checked op. `body` is a loop's; its first two kinds of id are the index and the carried values."""
+    """One checked op. `body` is a loop's; `body_ids` are the index and the carried values, for its `test` too."""
 
     name: str
     operands: tuple[int, ...]
@@ -69,6 +70,8 @@ class Node:
     body: tuple[Node, ...] = ()
     body_ids: tuple[int, ...] = ()
     body_out: tuple[int, ...] = ()
+    test: tuple[Node, ...] = ()
+    hold: int = -1  # the id of the test's answer
     captured: frozenset[int] = frozenset()  # every outer value that this op, or its body, uses
 
 
@@ -191,8 +194,8 @@ class Validator:
         if not isinstance(ids, list) or not isinstance(attrs, dict):
             raise rules.RuleError(f"{name[:40]}: operands must be a list and attributes an object")
         operands = tuple(self._value(name, value) for value in ids)
-        if name == "fori":
-            return self._loop(operands, attrs, line, depth)
+        if name in LOOPS:
+            return self._loop(name, operands, attrs, line, depth)
         if name in SHOWN and self.stage not in SHOWN[name]:
             where = " and ".join(stage.value for stage in SHOWN[name])
             raise rules.RuleError(f"{name}: it is there in {where} only, not in {self.stage.value}")
@@ -289,30 +292,42 @@ class Validator:
         return Node(name, operands, dict(attrs), self._define(types), types, rules.OP_COST, line,
                     captured=frozenset(operands))  # fmt: skip
 
-    def _loop(self, operands: tuple[int, ...], attrs: dict[str, Any], line: str, depth: int) -> Node:
-        lists = isinstance(attrs.get("ops"), list) and isinstance(attrs.get("out"), list)
-        if set(attrs) != {"n", "ops", "out"} or not lists:
-            raise rules.RuleError("fori: attributes must be n, ops and out")
+    def _loop(self, name: str, operands: tuple[int, ...], attrs: dict[str, Any], line: str, depth: int) -> Node:
+        wanted = LOOPS[name]
+        if set(attrs) != wanted or not all(isinstance(attrs[key], list) for key in wanted & {"ops", "out", "test"}):
+            raise rules.RuleError(f"{name}: attributes must be {', '.join(sorted(wanted))}")
         n = attrs["n"]
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:
-            raise rules.RuleError(f"fori: n must be in 1..{(1 << 31) - 1}, got {str(n)[:40]}")
+            raise rules.RuleError(f"{name}: n must be in 1..{(1 << 31) - 1}, got {str(n)[:40]}")
         if not operands:
-            raise rules.RuleError("fori: carries nothing, so it does nothing")
+            raise rules.RuleError(f"{name}: carries nothing, so it does nothing")
         if depth >= MAX_DEPTH:
-            raise rules.RuleError(f"fori: loops nest at most {MAX_DEPTH} deep")
+            raise rules.RuleError(f"{name}: loops nest at most {MAX_DEPTH} deep")
         carried = tuple(self._types[value] for value in operands)
         outer = dict(self._types)
         ids = self._define((("i32", ()), *carried))
+        test, hold = self._test(name, attrs, depth) if name == "while" else ((), -1)
         body = self._ops(attrs["ops"], depth + 1)
-        out = tuple(self._value("fori", value) for value in attrs["out"])
+        out = tuple(self._value(name, value) for value in attrs["out"])
         types = tuple(self._types[value] for value in out)
         if types != carried:
             got, want = (", ".join(map(rules.show, kinds)) for kinds in (types, carried))
-            raise rules.RuleError(f"fori: the body must return the types it carries ({want}), got {got}")
-        inner = frozenset().union(*(node.captured for node in body), out)
+            raise rules.RuleError(f"{name}: the body must return the types it carries ({want}), got {got}")
+        inner = frozenset((*out, hold)).union(*(node.captured for node in (*test, *body)))
         self._types = outer
-        cost = rules.loop_cost(n, sum(node.cost for node in body))
+        asked, spent = (sum(node.cost for node in nodes) for nodes in (test, body))
+        cost = rules.while_cost(n, asked, spent) if name == "while" else rules.loop_cost(n, spent)
         captured = frozenset(operands) | (inner & outer.keys())
         return Node(
-            "fori", operands, {"n": n}, self._define(carried), carried, cost, line, body, ids, out, captured
+            name, operands, {"n": n}, self._define(carried), carried, cost, line, body, ids, out, test, hold, captured
         )  # fmt: skip
+
+    def _test(self, name: str, attrs: dict[str, Any], depth: int) -> tuple[tuple[Node, ...], int]:
+        """A loop's test, and the id of its answer; what else it makes ends with it."""
+        outer = dict(self._types)
+        test = self._ops(attrs["test"], depth + 1)
+        hold = self._value(name, attrs["hold"])
+        if self._types[hold] != ("bool", ()):
+            raise rules.RuleError(f"{name}: the test must give bool[], got {rules.show(self._types[hold])}")
+        self._types = outer
+        return test, hold

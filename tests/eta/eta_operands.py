@@ -34,7 +34,7 @@ def attributes(rule: Rule, rng: np.random.Generator, bound: dict[str, Any]) -> d
     n = bound.get("n", 6)
     if "axis" in rule.attrs and isinstance(bound.get("a"), tuple):
         from_end = rng.random() < 0.5
-        bound["axis"] = len(bound["a"]) - (len(bound["a"]) + 1 + len(bound["b"]) if from_end else 0)
+        bound["axis"] = len(bound["a"]) - (len(bound["a"]) + 1 + len(bound.get("b", bound.get("r"))) if from_end else 0)
     match rule.name:
         case "top_k":
             return {"k": int(rng.integers(1, n + 1)), "axis": bound["axis"]}
@@ -44,10 +44,8 @@ def attributes(rule: Rule, rng: np.random.Generator, bound: dict[str, Any]) -> d
         case "broadcast":
             return {"shape": (*bound["s"], 3)}
         case "slice":
-            start = int(rng.integers(0, n))
-            return {"start": start, "stop": int(rng.integers(start + 1, n + 1)), "axis": bound["axis"]}
-        case "concat":
-            return {"axis": bound["axis"]}
+            start, step = int(rng.integers(0, n)), int(rng.integers(1, 4))
+            return {"start": start, "stop": int(rng.integers(start + 1, n + 1)), "axis": bound["axis"], "step": step}
         case "permute":
             return {"axes": tuple(int(axis) for axis in rng.permutation(len(bound["s"])))}
     made: dict[str, Any] = {"axis": bound.get("axis", -1), "low": 2, "high": 1}
@@ -68,18 +66,22 @@ def case(rule: Rule, form: int, seed: int, batch: int) -> tuple[list[list[np.nda
     for pattern in rule.operands:
         for dim in pattern.dims:
             if dim.name not in rule.attrs and dim.code is None:
-                rank = int(rng.integers(0, 2 if len(set(stars)) > 1 else 3))
+                rank = int(rng.integers(0, 2 if len(set(stars) - {"v"}) > 1 else 3))
                 extents = tuple(int(rng.choice([1, 2, 5])) for _ in range(rank))
                 if not dim.star and dim.name in rule.attrs:
                     continue
                 bound.setdefault(dim.name, extents if dim.star else int(rng.choice([1, 3, 33])))
     attrs = attributes(rule, rng, bound)
+    if "v" in bound:  # of the updates: what broadcasts to their full shape
+        full = bound["a"] + bound["s"] + bound["r"]
+        lead = full[int(rng.integers(0, len(full) + 1)) :]
+        bound["v"] = tuple(1 if rng.random() < 0.3 else extent for extent in lead)
     bound = attrs | bound
     dtypes: dict[str, str] = {}
     sets: list[list[np.ndarray]] = [[] for _ in range(batch)]
     optional = [p.name for p in rule.operands if any(d.optional for d in p.dims)]
     scalar = optional[rng.integers(len(optional))] if optional and rng.random() < 0.5 else None
-    for pattern in rule.operands:
+    for pattern in rule.patterns(3 if rule.many else len(rule.operands)):
         choices = CLASSES.get(pattern.dtype, (pattern.dtype,))
         dtype = dtypes.setdefault(pattern.dtype, choices[form % len(choices)])
         shape = extents_of(pattern, bound, pattern.name == scalar)
@@ -99,6 +101,8 @@ def extents_of(pattern: Pattern, bound: dict[str, Any], bare: bool) -> tuple[int
         if bare and dim.optional:
             continue
         value = eval(dim.code, {}, bound) if dim.code else bound[dim.name]
+        if dim.adds:
+            bound[dim.name] = 1 + value % 4  # the next one's differs
         shape.extend(value if isinstance(value, tuple) else (value,))
     return tuple(shape)
 

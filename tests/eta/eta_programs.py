@@ -65,6 +65,24 @@ def looped() -> Any:
     return eta.fori(3, body, (intrinsics.output(0, "logits"), [-1, -1, -1]))[1]
 
 
+def ended() -> Any:
+    """Draws tokens, each at most once, until one is below 8; the test draws too."""
+    logits = intrinsics.output(0, "logits")
+
+    def test(i: Any, carry: Any) -> Any:
+        _, _, last = carry
+        return (last >= 8) & (ops.uniform(()) < 0.95)
+
+    def body(i: Any, carry: Any) -> Any:
+        x, found, _ = carry
+        token = ops.categorical(x)
+        return ops.scatter_set(x, token, float("-inf")), ops.scatter_set(found, i, token), token
+
+    _, found, last = eta.while_loop(test, body, (logits, [-1] * 6, V), bound=6)
+    flag = eta.while_loop(lambda i, go: go, lambda i, go: go & (i < 3), last > 3, bound=5)
+    return found, last, flag
+
+
 def operators() -> Any:
     x = intrinsics.output(0, "hidden")
     n = ops.iota(D).cast("i32") - 3
@@ -94,6 +112,7 @@ EPILOGUES: dict[str, tuple[Callable[[], Any], tuple[int | None, ...]]] = {
     "two_rows": (two_rows, (None, None)),
     "readout": (readout, (3,)),
     "carried": (carried, (None,)),
+    "ended": (ended, (None,)),
     "looped": (looped, (None,)),
     "shaped": (shaped, (None,)),
     "operators": (operators, (None,)),

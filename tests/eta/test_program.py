@@ -131,12 +131,23 @@ def changed(path: str, value: Any) -> str:
     for part in parents:
         at = at[int(part) if part.isdigit() else part]
     at[int(last) if last.isdigit() else last] = value
-    if "fori" in str(value):
+    if "fori" in str(value) or "while" in str(value):
         document["lines"] = []
     return json.dumps(document)
 
 
 LOOP = ["fori", [2], {"n": 10**9, "ops": [["exp", [4], {}]], "out": [5]}]
+
+WHILE: dict[str, Any] = {"n": 9, "test": [["isnan", [3], {}]], "hold": 4, "ops": [["exp", [3], {}]], "out": [5]}
+
+
+def looping(operands: list[int], **changes: Any) -> str:
+    """BASE with a `while`; ids: 2 the index, 3 the carried value, 4 the test's, 5 the body's, 6 the result."""
+    text = changed("body.ops.2", ["while", operands, WHILE | changes])
+    return text.replace('["reduce_argmax", [2], {}]', '["exp", [6], {}]').replace(
+        '"out": [3], "params"', '"out": [7], "params"'
+    )
+
 
 HOSTILE = [
     ("not json", "{", "not JSON"),
@@ -179,6 +190,19 @@ HOSTILE = [
     ("loop", changed("body.ops.3", LOOP).replace('"out": [3], "params"', '"out": [6], "params"'), "costs 64000000"),
     ("loop n", changed("body.ops.3", ["fori", [2], {"n": 0, "ops": [], "out": [2]}]), "n must be"),
     ("loop type", changed("body.ops.3", ["fori", [2], {"n": 2, "ops": [], "out": [3]}]), "must return the types"),
+    ("while n", looping([1], n=0), "n must be"),
+    (
+        "while without a test",
+        changed("body.ops.2", ["while", [1], {"n": 2, "ops": [], "out": [4]}]),
+        "attributes must be",
+    ),
+    ("while test", looping([1], test=5), "attributes must be"),
+    ("while answer", looping([1], hold=3), "the test must give bool[]"),
+    ("while answer shape", looping([0]), "the test must give bool[]"),
+    ("while answer made by the body", looping([1], hold=5), "operand 5"),
+    ("test's values in the body", looping([1], ops=[["not", [4], {}]], out=[3]), "operand 4"),
+    ("while type", looping([1], out=[2]), "must return the types"),
+    ("while cost", looping([1], n=10**9), "costs 128000000"),
     ("many ops", changed("body.ops", [["param", [], {"i": 0}]] * 4097), "more than 4096"),
 ]
 
@@ -192,6 +216,7 @@ def test_hostile_text_is_refused_by_name(text: str, why: str) -> None:
 
 
 def test_base_is_accepted() -> None:
+    assert EtaProgram.from_json(looping([1])).results == (TensorType(DType.F32, ()),)
     assert EtaProgram.from_json(json.dumps(BASE)).results == (TensorType(DType.I32, ()),)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ from pie_xla.eta.rules import Attr
 Array = Any
 _op = family("index and mask")
 
+_AXIS = Attr("axis", "axis", "dimension; a negative one counts from the end", default=0)
+_UPDATES = ("fits(v, a + s + r)",)
+_SCATTER_COST = "size(a) * n * size(r) + 8 * size(a) * size(s) * size(r)"
 _LENGTH = Attr("length", "int", "number of keys", 1)
 
 
@@ -23,18 +27,37 @@ def _inside(idx: Array, extent: int) -> tuple[Array, Array]:
     return inside, jnp.where(inside, idx, 0).astype(jnp.int32)
 
 
-def _gather(src: Array, idx: Array) -> Array:
-    inside, safe = _inside(idx, src.shape[0])
-    taken = jnp.take(src, safe, axis=0, mode="clip")
-    keep = lax.broadcast_in_dim(inside, taken.shape, tuple(range(idx.ndim)))
+def _gather(src: Array, idx: Array, axis: int) -> Array:
+    axis %= src.ndim
+    inside, safe = _inside(idx, src.shape[axis])
+    taken = jnp.take(src, safe, axis=axis, mode="clip")
+    keep = lax.broadcast_in_dim(inside, taken.shape, tuple(range(axis, axis + idx.ndim)))
     return jnp.where(keep, taken, jnp.zeros_like(taken))
 
 
-def _gather_oracle(src: np.ndarray, idx: np.ndarray) -> Array:
-    out = np.zeros(idx.shape + src.shape[1:], src.dtype)
+def _gather_oracle(src: np.ndarray, idx: np.ndarray, axis: int) -> Array:
+    lines = np.moveaxis(src, axis, 0)
+    out = np.zeros((*idx.shape, *lines.shape[1:]), src.dtype)
     for at in np.ndindex(idx.shape):
-        if 0 <= int(idx[at]) < src.shape[0]:
-            out[at] = src[int(idx[at])]
+        if 0 <= int(idx[at]) < len(lines):
+            out[at] = lines[int(idx[at])]
+    # idx's dimensions go where the axis was
+    return np.moveaxis(out, range(idx.ndim), range(axis % src.ndim, axis % src.ndim + idx.ndim))
+
+
+def _take_along(src: Array, idx: Array, axis: int) -> Array:
+    inside, safe = _inside(idx, src.shape[axis])
+    taken = jnp.take_along_axis(src, safe, axis=axis, mode="clip")
+    return jnp.where(inside, taken, jnp.zeros_like(taken))
+
+
+def _take_along_oracle(src: np.ndarray, idx: np.ndarray, axis: int) -> Array:
+    out = np.zeros(idx.shape, src.dtype)
+    for at in np.ndindex(idx.shape):
+        place = list(at)
+        place[axis] = int(idx[at])
+        if 0 <= place[axis] < src.shape[axis]:
+            out[at] = src[tuple(place)]
     return out
 
 
@@ -49,35 +72,41 @@ def _gather_row_oracle(src: np.ndarray, idx: np.ndarray) -> Array:
     return np.asarray(picked, src.dtype)
 
 
-def _flat(base: Array, idx: Array, values: Array) -> tuple[Array, Array]:
-    """Target row per update (n where it is outside: dropped) and the values as [S, rest...]."""
-    n, rest = base.shape[0], base.shape[1:]
+def _flat(base: Array, idx: Array, values: Array, axis: int) -> tuple[Array, Array, Array]:
+    """The base with the axis first, target line per update (n where it is outside: dropped), values as [S, rest...]."""
+    axis %= base.ndim
+    n, rest = base.shape[axis], base.shape[:axis] + base.shape[axis + 1 :]
     inside = (idx >= 0) & (idx < n)
     target = jnp.where(inside, idx.astype(jnp.int32), n).reshape(-1)
-    return target, jnp.broadcast_to(values, idx.shape + rest).reshape((-1, *rest))
+    full = jnp.broadcast_to(values, rest[:axis] + idx.shape + rest[axis:])
+    full = jnp.moveaxis(full, range(axis, axis + idx.ndim), range(idx.ndim))
+    return jnp.moveaxis(base, axis, 0), target, full.reshape((-1, *rest))
 
 
-def _scatter_add(base: Array, idx: Array, values: Array) -> Array:
-    target, rows = _flat(base, idx, values)
-    return base.at[target].add(rows, mode="drop")
+def _scatter_add(base: Array, idx: Array, values: Array, axis: int) -> Array:
+    lines, target, updates = _flat(base, idx, values, axis)
+    return jnp.moveaxis(lines.at[target].add(updates, mode="drop"), 0, axis)
 
 
-def _scatter_set(base: Array, idx: Array, values: Array) -> Array:
-    # XLA leaves duplicates unordered, so the last update of each row is found first.
-    target, rows = _flat(base, idx, values)
+def _scatter_set(base: Array, idx: Array, values: Array, axis: int) -> Array:
+    # XLA leaves duplicates unordered, so the last update of each line is found first.
+    base, target, rows = _flat(base, idx, values, axis)
     order = lax.iota(jnp.int32, target.shape[0])
     last = jnp.full((base.shape[0],), -1, jnp.int32).at[target].max(order, mode="drop")
     written = lax.broadcast_in_dim(last >= 0, base.shape, (0,))
-    return jnp.where(written, jnp.take(rows, jnp.maximum(last, 0), axis=0, mode="clip"), base)
+    made = jnp.where(written, jnp.take(rows, jnp.maximum(last, 0), axis=0, mode="clip"), base)
+    return jnp.moveaxis(made, 0, axis)
 
 
 def _scatter_oracle(add: bool) -> Any:
-    def oracle(base: np.ndarray, idx: np.ndarray, values: np.ndarray) -> Array:
+    def oracle(base: np.ndarray, idx: np.ndarray, values: np.ndarray, axis: int) -> Array:
         out: Array = base.astype(np.float64 if base.dtype == np.float32 else np.int64)
-        full = np.broadcast_to(values, idx.shape + base.shape[1:])
-        for at in np.ndindex(idx.shape):
-            if 0 <= int(idx[at]) < base.shape[0]:
-                out[int(idx[at])] = out[int(idx[at])] + full[at] if add else full[at]
+        before, after = base.shape[: axis % base.ndim], base.shape[axis % base.ndim + 1 :]
+        full = np.broadcast_to(values, before + idx.shape + after)
+        for a, at in itertools.product(np.ndindex(before), np.ndindex(idx.shape)):
+            if 0 <= int(idx[at]) < base.shape[axis]:
+                place, update = (*a, int(idx[at])), full[(*a, *at)]
+                out[place] = out[place] + update if add else update
         if base.dtype in (np.float32, np.bool_):
             return out.astype(base.dtype)
         return (out & 0xFFFFFFFF).astype(np.uint32).view(base.dtype)
@@ -155,22 +184,28 @@ _MASK = "positions: int[*s] -> bool[*s, length]"
 
 OPS: tuple[Op, ...] = (
     _op(
-        "gather", "src: any[n, *r], idx: int[*s] -> any[*s, *r]", "src[idx] along the first axis; 0 outside.",
-        _gather, _gather_oracle,
+        "gather", "src: any[*a@axis, n, *r], idx: int[*s] -> any[*a, *s, *r]",
+        "src[idx] along an axis, whose place idx's dimensions take; 0 outside.",
+        _gather, _gather_oracle, attrs=(_AXIS,),
+    ),
+    _op(
+        "take_along", "src: any[*a@axis, n, *b], idx: int[*a@axis, m, *b] -> any[*a, m, *b]",
+        "One index per element of the result, along an axis, as NumPy's take_along_axis; 0 outside.",
+        _take_along, _take_along_oracle, attrs=(_AXIS,),
     ),
     _op(
         "gather_row", "src: any[m, n], idx: int[m] -> any[m]", "src[i, idx[i]]: one column per row; 0 outside.",
         _gather_row, _gather_row_oracle, cost="m",
     ),
     _op(
-        "scatter_add", "base: num[n, *r], idx: int[*s], values: num[*s~, *r~] -> num[n, *r]",
-        "base with values added at idx of the first axis; duplicates add up, outside is skipped.",
-        _scatter_add, _scatter_oracle(True), cost="n * size(r) + 8 * size(s) * size(r)",
+        "scatter_add", "base: num[*a@axis, n, *r], idx: int[*s], values: num[*v] -> num[*a, n, *r]",
+        "base with values added at idx of an axis; duplicates add up, outside is skipped.",
+        _scatter_add, _scatter_oracle(True), (_AXIS,), _UPDATES, _SCATTER_COST,
     ),
     _op(
-        "scatter_set", "base: any[n, *r], idx: int[*s], values: any[*s~, *r~] -> any[n, *r]",
-        "base with values written at idx of the first axis; of duplicates the last wins, outside is skipped.",
-        _scatter_set, _scatter_oracle(False), cost="n * size(r) + 8 * size(s) * size(r)",
+        "scatter_set", "base: any[*a@axis, n, *r], idx: int[*s], values: any[*v] -> any[*a, n, *r]",
+        "base with values written at idx of an axis; of duplicates the last wins, outside is skipped.",
+        _scatter_set, _scatter_oracle(False), (_AXIS,), _UPDATES, _SCATTER_COST,
     ),
     _op(
         "mask_apply", "x: f32[*s, n], mask: bool[*s~, n] -> f32[*s, n]", "x where the mask holds, else -inf.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,30 +22,45 @@ BLOCK = 256
 _LARGEST = np.finfo(np.float32).max  # stands for +inf, so that inf - inf never appears
 
 
-def _uniform(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
-    return rng.uniform(draw.bits(stream, prod(shape))).reshape(shape)
-
-
-def _gumbel(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
-    return rng.gumbel(draw.bits(stream, prod(shape))).reshape(shape)
-
-
-def _gumbel_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> Array:
-    v = (draw.bits(stream, prod(shape)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+def _gumbel_oracle(words: np.ndarray) -> Array:
+    v = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     wide = np.minimum(v, np.float32(1 - 2.0**-24)).astype(np.float64)
-    return (-np.log(-np.log1p(-wide))).astype(np.float32).reshape(shape)
+    return (-np.log(-np.log1p(-wide))).astype(np.float32)
 
 
-def _normal(draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
-    return rng.normal(draw.bits(stream, 2 * prod(shape))).reshape(shape)
-
-
-def _normal_oracle(draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> Array:
-    pairs = draw.bits(stream, 2 * prod(shape)).reshape(-1, 2)
+def _normal_oracle(words: np.ndarray) -> Array:
+    pairs = words.reshape(-1, 2)
     v = (pairs[:, 0].astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     radius = np.sqrt(-2 * np.log(np.minimum(v, np.float32(1 - 2.0**-24)).astype(np.float64)))
     turn = rng.uniform(pairs[:, 1]).astype(np.float64)
-    return (radius * np.cos(2 * np.pi * turn)).astype(np.float32).reshape(shape)
+    return (radius * np.cos(2 * np.pi * turn)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Law:
+    """A distribution: its values from u32 words, `words` of them for each value, in JAX and in NumPy."""
+
+    lower: Callable[[Array], Array]
+    oracle: Callable[[np.ndarray], Array]
+    words: int = 1
+
+    def drawn(self, draw: rng.Draw, shape: tuple[int, ...], stream: int) -> Array:
+        return self.lower(draw.bits(stream, self.words * prod(shape))).reshape(shape)
+
+    def drawn_oracle(self, draw: rng.OracleDraw, shape: tuple[int, ...], stream: int) -> Array:
+        return self.oracle(draw.bits(stream, self.words * prod(shape))).reshape(shape)
+
+    def keyed(self, key: Array, shape: tuple[int, ...]) -> Array:
+        return self.lower(rng.words((key[0], key[1]), self.words * prod(shape))).reshape(shape)
+
+    def keyed_oracle(self, key: np.ndarray, shape: tuple[int, ...]) -> Array:
+        pair = (int(key[0]), int(key[1]))
+        return self.oracle(rng.OracleDraw.words(pair, self.words * prod(shape))).reshape(shape)
+
+
+UNIFORM = Law(rng.uniform, rng.uniform)
+GUMBEL = Law(rng.gumbel, _gumbel_oracle)
+NORMAL = Law(rng.normal, _normal_oracle, 2)
 
 
 def _first(hit: Array, otherwise: Array) -> Array:
@@ -54,10 +71,12 @@ def _first(hit: Array, otherwise: Array) -> Array:
     return jnp.where(score < n, score, jnp.where(score <= 2 * n, 2 * n - score, 0))
 
 
-def _categorical(draw: rng.Draw, x: Array, stream: int) -> Array:
-    """Inverse CDF at two levels: the block of 256 that holds the target mass, then the element inside it."""
+def pick(words: Array, x: Array) -> Array:
+    """i32[*s] from x [*s, n] and one word per row, by the inverse CDF at two levels: the block of 256 that holds the target
+    mass, then the element inside it.
+    """
     rows, n = x.shape[:-1], x.shape[-1]
-    u = rng.uniform(draw.bits(stream, prod(rows))).reshape((*rows, 1))
+    u = rng.uniform(words).reshape((*rows, 1))
     usable = jnp.where(jnp.isnan(x), -jnp.inf, jnp.minimum(x, _LARGEST))
     best = jnp.maximum(jnp.max(usable, axis=-1, keepdims=True), -_LARGEST)
     mass = jnp.exp(usable - jnp.broadcast_to(best, x.shape))
@@ -77,9 +96,10 @@ def _categorical(draw: rng.Draw, x: Array, stream: int) -> Array:
     return (block * BLOCK + element)[..., 0]
 
 
-def _categorical_oracle(draw: rng.OracleDraw, x: np.ndarray, stream: int) -> Array:
+def pick_oracle(words: np.ndarray, x: np.ndarray) -> Array:
+    """As `pick`, by a sorted search."""
     rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
-    u = rng.uniform(draw.bits(stream, len(rows))).astype(np.float64)
+    u = rng.uniform(words).astype(np.float64)
     picks = []
     for row, share in zip(rows, u, strict=True):
         row = np.where(np.isnan(row), -np.inf, row)
@@ -94,22 +114,30 @@ def _categorical_oracle(draw: rng.OracleDraw, x: np.ndarray, stream: int) -> Arr
     return np.asarray(picks, np.int32).reshape(x.shape[:-1])
 
 
+def _categorical(draw: rng.Draw, x: Array, stream: int) -> Array:
+    return pick(draw.bits(stream, prod(x.shape[:-1])), x)
+
+
+def _categorical_oracle(draw: rng.OracleDraw, x: np.ndarray, stream: int) -> Array:
+    return pick_oracle(draw.bits(stream, prod(x.shape[:-1])), x)
+
+
 _SHAPE = Attr("shape", "shape", "extents of the result")
 _STREAM = Attr("stream", "int", "which independent stream of the pass; set when traced", 0, MAX_STREAM - 1)
 
 OPS: tuple[Op, ...] = (
     _op(
         "uniform", "-> f32[*shape]", "Uniform in the open interval (0, 1): odd multiples of 2**-24.",
-        _uniform, lambda draw, shape, stream: rng.uniform(draw.bits(stream, prod(shape))).reshape(shape),
+        UNIFORM.drawn, UNIFORM.drawn_oracle,
         attrs=(_SHAPE, _STREAM), cost="64 * elements", random=True,
     ),
     _op(
         "gumbel", "-> f32[*shape]", "Standard Gumbel: argmax(logits + gumbel) draws from softmax(logits).",
-        _gumbel, _gumbel_oracle, attrs=(_SHAPE, _STREAM), cost="80 * elements", random=True,
+        GUMBEL.drawn, GUMBEL.drawn_oracle, attrs=(_SHAPE, _STREAM), cost="80 * elements", random=True,
     ),
     _op(
         "normal", "-> f32[*shape]", "Standard normal, by the Box-Muller transform.",
-        _normal, _normal_oracle, attrs=(_SHAPE, _STREAM), cost="200 * elements", random=True,
+        NORMAL.drawn, NORMAL.drawn_oracle, attrs=(_SHAPE, _STREAM), cost="200 * elements", random=True,
     ),
     _op(
         "categorical", "x: f32[*s, n] -> i32[*s]",

@@ -27,8 +27,8 @@ def _broadcast_oracle(x: np.ndarray, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape).copy()
 
 
-def _slice_oracle(x: np.ndarray, start: int, stop: int, axis: int) -> Array:
-    return np.take(x, np.arange(start, stop), axis=axis)
+def _slice_oracle(x: np.ndarray, start: int, stop: int, axis: int, step: int) -> Array:
+    return np.take(x, np.arange(start, stop, step), axis=axis)
 
 
 def _matmul_oracle(a: np.ndarray, b: np.ndarray) -> Array:
@@ -70,14 +70,18 @@ OPS: tuple[Op, ...] = (
         attrs=(Attr("n", "int", "length", 1),),
     ),
     _op(
-        "concat", "x: any[*a@axis, m, *b], y: any[*a@axis, n, *b] -> any[*a, m + n, *b]", "y after x along an axis.",
-        lambda x, y, axis: jnp.concatenate([x, y], axis), lambda x, y, axis: np.concatenate([x, y], axis),
+        "concat", "*xs: any[*a@axis, +n, *b] -> any[*a, n, *b]", "The operands, or one list of them, one after another along an axis.",
+        lambda *xs, axis: jnp.concatenate(xs, axis), lambda *xs, axis: np.concatenate(xs, axis),
         attrs=(_AXIS,),
     ),
     _op(
-        "slice", "x: any[*a@axis, n, *b] -> any[*a, stop - start, *b]", "Elements start to stop - 1 along an axis.",
-        lambda x, start, stop, axis: lax.slice_in_dim(x, start, stop, axis=axis), _slice_oracle,
-        attrs=(Attr("start", "int", "first element"), Attr("stop", "int", "one past the last element"), _AXIS),
+        "slice", "x: any[*a@axis, n, *b] -> any[*a, (stop - start + step - 1) // step, *b]",
+        "Elements start, start + step, ... below stop along an axis.",
+        lambda x, start, stop, axis, step: lax.slice_in_dim(x, start, stop, step, axis), _slice_oracle,
+        attrs=(
+            Attr("start", "int", "first element"), Attr("stop", "int", "one past the last element"), _AXIS,
+            Attr("step", "int", "distance of elements", 1, default=1),
+        ),
         where=("0 <= start < stop <= n",),
     ),
     _op(

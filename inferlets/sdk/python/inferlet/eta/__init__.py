@@ -23,11 +23,13 @@ from inferlet.eta._compose import (
     param,
     pivot_threshold,
     prob_ge,
+    random_key,
     rank_le,
     row_membership,
     scalar_gather,
     stack,
     where,
+    while_loop,
 )
 from inferlet.eta._errors import EtaError
 from inferlet.eta._ops import *  # noqa: F403
@@ -68,11 +70,13 @@ __all__ = [
     "param",
     "pivot_threshold",
     "prob_ge",
+    "random_key",
     "rank_le",
     "row_membership",
     "scalar_gather",
     "stack",
     "u32",
     "where",
+    "while_loop",
     *(name for name in _ops.__all__ if name != "mask_apply"),
 ]

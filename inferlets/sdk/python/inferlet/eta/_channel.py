@@ -93,6 +93,14 @@ class Channel:
             raise UsageError("Channel.set is for the host; inside an epilogue use put")
         self._runtime.transport.channel(self._handle, "set", checked(value, self))
 
+    def __eq__(self, other: object) -> bool:
+        raise UsageError(
+            "a Channel cannot be compared: compare what `read()` or `take()` gives (awaited on the host); `a is b` tells "
+            "whether two names mean one channel"
+        )
+
+    __hash__ = object.__hash__
+
     def _ask(self, op: str) -> Awaitable[Any]:
         self._runtime.sweep()
         shot = self._runtime.shot(self._runtime.transport.channel(self._handle, op, None))

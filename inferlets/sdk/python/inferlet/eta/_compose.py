@@ -93,6 +93,25 @@ def l2norm(x: Any) -> Any:
     return rec.apply("mul", (x, rec.apply("broadcast", (scale,), {"shape": rec.type_of(x)[1]})), {})
 
 
+def random_key(*seeds: Any) -> Any:
+    """u32[2]: a key for `uniform(..., key=key)` and its like, the same for the same numbers (or int tensors). Without a
+    number a key of this pass. `fold_in(key, n)` and `split_key(key, n)` derive others from it.
+    """
+    rec = recorder("random_key")
+    if not seeds:
+        return rec.apply("pass_key", (), {})
+    key: Any = None
+    for seed in seeds:
+        if isinstance(seed, int) and not isinstance(seed, bool):
+            words = [seed & 0xFFFFFFFF, *([seed >> 32 & 0xFFFFFFFF] if not -(1 << 31) <= seed < 1 << 32 else [])]
+        else:
+            words = [seed]
+        for word in words:
+            x = rec.literal(word, "u32") if isinstance(word, int) else word
+            key = rec.apply("seed_key", (x,), {}) if key is None else rec.apply("fold_in", (key, x), {})
+    return key
+
+
 def scalar_gather(src: Any, idx: Any) -> Any:
     """src[idx] of a vector, or src[i, idx[i]] of a matrix with one index per row; 0 outside."""
     rec = recorder("scalar_gather")
@@ -127,10 +146,7 @@ def stack(parts: list[Any] | tuple[Any, ...], axis: int = 0) -> Any:
         if rec.type_of(x)[1] != shape:
             raise EtaError(f"stack: the parts must have one shape, but are {list(shape)} and {list(rec.type_of(x)[1])}")
     made = [rec.apply("reshape", (x,), {"shape": (*shape[:at], 1, *shape[at:])}) for x in tensors]
-    while len(made) > 1:  # pairs of pairs: n log n elements are moved, not n squared
-        pairs = [rec.apply("concat", (x, y), {"axis": at}) for x, y in zip(made[::2], made[1::2], strict=False)]
-        made = pairs + made[len(pairs) * 2 :]
-    return made[0]
+    return rec.apply("concat", made, {"axis": at}) if len(made) > 1 else made[0]
 
 
 def argsort(x: Any, axis: int = -1) -> Any:
@@ -148,6 +164,22 @@ def fori(n: int, body: Callable[..., Any], init: Any) -> Any:
         EtaError: when n times the body's cost is above the limit of a pass.
     """
     return recorder("fori").fori(n, body, init)
+
+
+def while_loop(test: Callable[..., Any], body: Callable[..., Any], init: Any, *, bound: int) -> Any:
+    """A loop that ends early: `carry = body(i, carry)` while `test(i, carry)` holds, `bound` turns at most.
+
+    Passes of one batch wait for the slowest of them; one that has finished keeps its values.
+
+    Args:
+        test: gets i (i32, 0 at first) and the carried tensor, or a tuple of them if init is one, and returns a bool scalar.
+        body: gets the same and returns the types it carries. It does not see what the test has made.
+        init: the first carried value.
+        bound: fixed when recorded; what the loop costs is `bound` times test and body, however early it ends.
+    Raises:
+        EtaError: when that cost is above the limit of a pass.
+    """
+    return recorder("while_loop").while_loop(bound, test, body, init)
 
 
 def param(value: Any, dtype: str | None = None) -> Any:

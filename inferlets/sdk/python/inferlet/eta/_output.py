@@ -47,11 +47,13 @@ class Output:
     def __bool__(self) -> bool:
         raise UsageError("an Output has no truth value on the host: `await` it first")
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Output):
-            return self is other
-        raise UsageError("an Output cannot be compared on the host: `await` it first")
+    def _compared(self, other: object) -> bool:
+        # Two Outputs too: whether they are one object says nothing of their values.
+        raise UsageError(
+            "an Output cannot be compared on the host: `await` it first (`a is b` tells whether two names mean one Output)"
+        )
 
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared  # type: ignore[assignment]
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:

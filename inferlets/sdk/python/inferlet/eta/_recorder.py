@@ -52,6 +52,7 @@ class Recorder(Protocol):
     def read(self, channel: Any) -> Any: ...
     def put(self, channel: Any, value: Any) -> None: ...
     def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any: ...
+    def while_loop(self, n: int, test: Callable[..., Any], body: Callable[..., Any], init: Any) -> Any: ...
 
     def type_of(self, value: Any) -> Type:
         """(dtype, shape) of a tensor, or of a number as it would be recorded."""
@@ -217,37 +218,69 @@ class GuestRecorder:
         self._emit("put", [x._id], {"i": at}, (), rules.OP_COST)
 
     def fori(self, n: int, body: Callable[..., Any], init: Any) -> Any:
+        return self._loop("fori", n, None, body, init)
+
+    def while_loop(self, n: int, test: Callable[..., Any], body: Callable[..., Any], init: Any) -> Any:
+        return self._loop("while", n, test, body, init)
+
+    def _loop(self, name: str, n: int, test: Callable[..., Any] | None, body: Callable[..., Any], init: Any) -> Any:
+        what, bound = (name, "n") if test is None else ("while_loop", "bound")
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 31:
-            raise EtaError(f"fori: n must be a Python int of at least 1 (it is fixed when recorded), got {n!r:.60}")
+            raise EtaError(
+                f"{what}: {bound} must be a Python int of at least 1 (it is fixed when recorded), got {n!r:.60}"
+            )
         many = isinstance(init, tuple | list)
-        carried = [self._tensor(x) if isinstance(x, Tensor) else self.literal(x) for x in (init if many else (init,))]
+        carried = [self._value(x) for x in (init if many else (init,))]
         if not carried:
-            raise EtaError("fori: init is empty, so the loop would do nothing")
+            raise EtaError(f"{what}: init is empty, so the loop would do nothing")
         types = tuple((t.dtype, t.shape) for t in carried)
-        at, outer, cost = len(self._ops), self._ops, self._cost
         self._line()
-        self._ops, self._cost = [], 0
-        scope = object()
-        self._scopes.append(scope)
+        attrs: dict[str, Any] = {"n": n}
+        asked = 0
+        self._scopes.append(object())
         try:
             index, *values = self._define((("i32", ()), *types))
-            made = body(index, tuple(values)) if many else body(index, values[0])
-            results = list(made) if many and isinstance(made, tuple | list) else [made]
-            out = [self._tensor(x) if isinstance(x, Tensor) else self.literal(x) for x in results]
-            got = tuple((t.dtype, t.shape) for t in out)
-            if got != types:
-                want, have = (", ".join(map(rules.show, kinds)) for kinds in (types, got))
-                raise EtaError(f"fori: the body must return what it carries ({want}), but returned ({have})")
-            inner, spent = self._ops, rules.loop_cost(n, self._cost)
+            given = (index, tuple(values) if many else values[0])
+            if test is not None:
+                hold, attrs["test"], asked = self._nested(lambda: self._holds(test(*given)))
+                attrs["hold"] = hold._id
+            out, attrs["ops"], spent = self._nested(lambda: self._carried(what, body(*given), many, types))
+        finally:
+            self._scopes.pop()
+        cost = rules.loop_cost(n, spent) if test is None else rules.while_cost(n, asked, spent)
+        self._spend(what, cost, f": {n} iterations of {cost // n}")
+        attrs["out"] = [t._id for t in out]
+        self._ops.append([name, [t._id for t in carried], attrs])
+        done = self._define(types)
+        return tuple(done) if many else done[0]
+
+    def _nested(self, fn: Callable[[], Any]) -> tuple[Any, list[Any], int]:
+        """What `fn` gives, the ops that it records, and their cost; its tensors end with it."""
+        outer, cost = self._ops, self._cost
+        self._ops, self._cost = [], 0
+        self._scopes.append(object())
+        try:
+            return fn(), self._ops, self._cost
         finally:
             self._scopes.pop()
             self._ops, self._cost = outer, cost
-        assert len(self._ops) == at
-        self._spend("fori", spent, f": {n} iterations of {spent // n}")
-        attrs = {"n": n, "ops": inner, "out": [t._id for t in out]}
-        self._ops.append(["fori", [t._id for t in carried], attrs])
-        done = self._define(types)
-        return tuple(done) if many else done[0]
+
+    def _holds(self, made: Any) -> Tensor:
+        hold = self._value(made)
+        if (hold.dtype, hold.shape) != ("bool", ()):
+            raise EtaError(f"while_loop: the test must return one bool, but returned {hold!r}")
+        return hold
+
+    def _carried(self, what: str, made: Any, many: bool, types: tuple[Type, ...]) -> list[Tensor]:
+        out = [self._value(x) for x in (made if many and isinstance(made, tuple | list) else (made,))]
+        got = tuple((t.dtype, t.shape) for t in out)
+        if got != types:
+            want, have = (", ".join(map(rules.show, kinds)) for kinds in (types, got))
+            raise EtaError(f"{what}: the body must return what it carries ({want}), but returned ({have})")
+        return out
+
+    def _value(self, x: Any) -> Tensor:
+        return self._tensor(x) if isinstance(x, Tensor) else self.literal(x)
 
     def record(self, stage: Stage, fn: Callable[[], Any]) -> None:
         """Record one of the stages before the epilogue; its tensors end with it, unless it is the prologue."""
@@ -344,12 +377,13 @@ class GuestRecorder:
         value = operands[at]
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if at >= len(rule.operands):
+        patterns = rule.patterns(len(operands))
+        if at >= len(patterns):
             return self.literal(value)
-        want = rule.operands[at].dtype
+        want = patterns[at].dtype
         if want in rules.DTYPES:
             return self.literal(value, want)
-        for pattern, other in zip(rule.operands, operands, strict=False):
+        for pattern, other in zip(patterns, operands, strict=False):
             if pattern.dtype == want and isinstance(other, Tensor):
                 return self.literal(value, other.dtype)
         return self.literal(value)
@@ -366,7 +400,7 @@ class GuestRecorder:
 
     def _channel(self, channel: Any, what: str) -> int:
         if len(self._scopes) > 1 + self._stage.layered:
-            raise EtaError(f"{what} of a channel inside fori: take before the loop, put after it, and carry the value")
+            raise EtaError(f"{what} of a channel inside a loop: take before it, put after it, and carry the value")
         for at, known in enumerate(self._channels):
             if known is channel:
                 return at

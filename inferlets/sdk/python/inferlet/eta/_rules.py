@@ -9,9 +9,11 @@ A type is a pair `(dtype, shape)`: `("f32", (8, 49152))`. A signature reads
   it.
 - `*s` binds any number of dimensions; `*s~` may be left out by an operand (so one mask serves all rows); the `*s^` of
   several operands broadcast together as NumPy's shapes do (last dimensions first, 1 meets any extent); `*s@axis` has
-  `axis` dimensions; `*shape` with a shape attribute is that shape.
+  `axis` dimensions; `*shape` with a shape attribute is that shape; `+n` is the sum of that extent over a repeated operand.
+- `*xs: ...`, as the last operand, stands for one or more of it.
 Expressions hold integers, `+ - * //`, comparisons, `size(s)`, `rank(s)`, `log2(n)` (rounded up), `min`, `max`,
-`leads(s, t)`: the dimensions of s are the first ones of t, or 1, and `permute(s, axes)`. An `axis` attribute counts the
+`leads(s, t)`: the dimensions of s are the first ones of t, or 1, `fits(s, t)`: s broadcasts to t as in NumPy, and
+`permute(s, axes)`; shapes are joined by `+`. An `axis` attribute counts the
 first operand's dimensions, from the end when negative; in signatures it is the count from the front.
 
 Written by `python -m pie_xla.eta.emit` from pie_xla/eta; do not edit.
@@ -26,6 +28,7 @@ VERSION = 1
 MAX_RANK = 4
 MAX_ELEMENTS = 1 << 28
 MAX_OPS = 4096
+MAX_OPERANDS = 256
 MAX_COST = 1 << 32
 MAX_STREAM = 1 << 31
 OP_COST = 64
@@ -108,7 +111,8 @@ class Pattern:
 
     def __init__(self, text: str) -> None:
         name, _, body = text.rpartition(":")
-        self.name = name.strip()
+        self.many = name.strip().startswith("*")
+        self.name = name.strip().removeprefix("*")
         self.text = body.strip()
         dtype, _, dims = self.text.partition("[")
         self.dtype = dtype.strip()
@@ -119,7 +123,8 @@ class _Dim:
     def __init__(self, text: str) -> None:
         text = text.strip()
         self.star = text.startswith("*")
-        text = text.removeprefix("*")
+        self.adds = text.startswith("+")
+        text = text.lstrip("*+")
         self.optional = text.endswith("~")
         self.broadcast = text.endswith("^")
         text, _, self.length = text.rstrip("~^").partition("@")
@@ -154,6 +159,10 @@ def _leads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return len(small) <= len(large) and all(a in (1, b) for a, b in zip(small, large, strict=False))
 
 
+def _fits(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    return merge(small, large) == large
+
+
 def _permute(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     if sorted(axis % len(shape) if -len(shape) <= axis < len(shape) else -1 for axis in axes) != [*range(len(shape))]:
         raise RuleError(f"axes must name each of the {len(shape)} dimensions once, got {list(axes)}")
@@ -178,6 +187,7 @@ _FUNCTIONS = {
     "max": max,
     "log2": _log2,
     "leads": _leads,
+    "fits": _fits,
     "permute": _permute,
 }
 
@@ -208,6 +218,7 @@ class Rule:
         left, _, right = signature.partition("->")
         self.operands = [Pattern(part) for part in _split(left)]
         self.results = [Pattern(part) for part in _split(right)]
+        self.many = bool(self.operands) and self.operands[-1].many
         self.broadcasts = any(dim.broadcast for pattern in self.operands for dim in pattern.dims)
         self._where = [(text, _compile(text)) for text in where]
         self._cost = _compile(cost) if cost else None
@@ -226,6 +237,12 @@ class Rule:
             values[name] = attr.check(self.name, value)
         return values
 
+    def patterns(self, count: int) -> list[Pattern]:
+        """What each of `count` operands must be; of another length when there cannot be so many."""
+        if not self.many:
+            return self.operands
+        return [*self.operands, *self.operands[-1:] * (count - len(self.operands))]
+
     def infer(self, operands: tuple[Type, ...], attrs: dict[str, object]) -> tuple[tuple[Type, ...], int]:
         """Result types and cost (element operations) for checked attributes; RuleError when the types do not fit."""
         key = (operands, *attrs.values())
@@ -237,15 +254,17 @@ class Rule:
         return known
 
     def _infer(self, operands: tuple[Type, ...], attrs: dict[str, object]) -> tuple[tuple[Type, ...], int]:
-        if len(operands) != len(self.operands):
+        patterns = self.patterns(len(operands))
+        if len(operands) != len(patterns) or len(operands) > MAX_OPERANDS:
             names = ", ".join(pattern.name for pattern in self.operands)
-            raise RuleError(f"{self.name}: takes {len(self.operands)} operands ({names}), got {len(operands)}")
+            count = f"1 to {MAX_OPERANDS}" if self.many else len(self.operands)
+            raise RuleError(f"{self.name}: takes {count} operands ({names}), got {len(operands)}")
         dtypes: dict[str, tuple[str, str]] = {}
         bound: dict[str, object] = dict(attrs) | {
             name: self._axis(name, attrs[name], operands[0]) for name, attr in self.attrs.items() if attr.kind == "axis"
         }
         owners: dict[str, str] = {}
-        for pattern, kind in zip(self.operands, operands, strict=True):
+        for pattern, kind in zip(patterns, operands, strict=True):
             self._match_dtype(pattern, kind, dtypes, attrs)
             self._match_shape(pattern, kind, bound, owners, operands)
         for pattern in (*self.operands, *self.results):
@@ -300,7 +319,8 @@ class Rule:
         shape = kind[1]
 
         def refuse(why: str) -> RuleError:
-            listed = ", ".join(f"{p.name} {show(k)}" for p, k in zip(self.operands, operands, strict=True))
+            patterns = self.patterns(len(operands))
+            listed = ", ".join(f"{p.name} {show(k)}" for p, k in zip(patterns, operands, strict=True))
             return RuleError(f"{self.name}: {pattern.name} must be {pattern.text}, but {why}; operands: {listed}")
 
         at = 0
@@ -310,6 +330,11 @@ class Rule:
                     raise refuse(f"{show(kind)} has too few dimensions")
                 extent = shape[at]
                 at += 1
+                if dim.adds:
+                    total = bound.get(dim.name, 0)
+                    assert isinstance(total, int)
+                    bound[dim.name] = total + extent
+                    continue
                 want = bound.get(dim.name) if dim.code is None else _evaluate(dim.code, bound)
                 if want is None:
                     bound[dim.name] = extent
@@ -410,3 +435,8 @@ def check_literal(where: str, value: object, dtype: str) -> tuple[object, tuple[
 def loop_cost(n: int, body: int) -> int:
     """Element operations of a loop of n iterations."""
     return n * max(body, OP_COST)
+
+
+def while_cost(n: int, test: int, body: int) -> int:
+    """Element operations of a loop of n iterations at most, with a test before each and after the last."""
+    return loop_cost(n, test + body) + test

@@ -170,6 +170,13 @@ class WorkingSet:
     def __bool__(self) -> bool:
         return True  # an empty set is still a set: `ws or WorkingSet()` must not make a second one
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, WorkingSet):
+            return self is other  # a set is a place, as a file is; its content is on the device
+        raise UsageError(f"a WorkingSet is compared with {other!r:.60}; its number of tokens is len(ws)")
+
+    __hash__ = object.__hash__
+
     def fork(self) -> WorkingSet:
         """A copy that goes its own way; shared state is copied only when written."""
         fork = WorkingSet.__new__(WorkingSet)

@@ -175,7 +175,7 @@ class Tensor:
         return self._recorder.apply("not" if self.dtype == "bool" else "bit_not", (self,), {})
 
     def __getitem__(self, key: Any) -> Tensor:
-        """`x[3]`, `x[-1]`, `x[2:5]`, `x[0, :4]` are cut when recorded; `x[indices]` gathers along the first axis."""
+        """`x[3]`, `x[-1]`, `x[2:5]`, `x[0, ::2]` are cut when recorded; `x[indices]` gathers along the first axis."""
         if isinstance(key, Tensor):
             if key.dtype == "bool":
                 raise EtaError("a bool mask cannot index, its count is unknown when recorded; use select(mask, x, 0)")
@@ -187,11 +187,12 @@ class Tensor:
         for part in keys:
             extent = x.shape[axis]
             if isinstance(part, slice):
-                if part.step not in (None, 1):
-                    raise EtaError(f"a slice with step {part.step} is not an op; gather with iota(n) * step instead")
-                start, stop, _ = part.indices(extent)
-                if (start, stop) != (0, extent):
-                    x = x._recorder.apply("slice", (x,), {"start": start, "stop": stop, "axis": axis})
+                start, stop, step = part.indices(extent)
+                if step < 0:
+                    x = x._recorder.apply("flip", (x,), {"axis": axis})
+                    start, stop, step = extent - 1 - start, extent - 1 - stop, -step
+                if (start, stop, step) != (0, extent, 1):
+                    x = x._recorder.apply("slice", (x,), {"start": start, "stop": stop, "axis": axis, "step": step})
                 axis += 1
             elif isinstance(part, int) and not isinstance(part, bool):
                 if not -extent <= part < extent:
