@@ -40,7 +40,7 @@ def test_a_comparison_raises(run: Callable[..., Any], expression: str, why: str)
 async def main(input):
     fwd, ch, ws = ForwardPass(), Channel(), WorkingSet()
     fwd.embed([1])
-    fwd.state([ws])
+    fwd.state([ws], StateGeometry.folding())
     out, other = fwd.epilogue(lambda: (reduce_argmax(intrinsics.output(0, "logits")), 1))
     return refused(lambda: {expression})
 """
@@ -69,7 +69,7 @@ async def main(input):
     for seed in (1, 2):
         fwd, ws = ForwardPass(), WorkingSet()
         fwd.embed([1])
-        fwd.state([ws])
+        fwd.state([ws], StateGeometry.folding())
         outs = fwd.epilogue(epilogue)
         Pipeline(seed=seed).submit(fwd)
         found.append([await out for out in outs])
