@@ -132,7 +132,8 @@ def package_text() -> str:
 
 def _arguments(args: ast.arguments) -> str:
     names = [arg.arg for arg in args.args] + ([f"*{args.vararg.arg}"] if args.vararg else [])
-    return ", ".join(names)
+    keywords = [arg.arg for arg in args.kwonlyargs]
+    return ", ".join([*names, *(["*"] if keywords and not args.vararg else []), *keywords])
 
 
 def docs_text() -> str:
