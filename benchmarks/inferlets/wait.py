@@ -1,8 +1,10 @@
-"""Says that it is there, and waits for a message that may never come."""
+"""Says that it is there, and waits for an hour."""
+
+import asyncio
 
 from inferlet import session
 
 
-async def main(input: dict) -> dict:
+async def main(input: dict) -> None:
     session.send("here")
-    return {"heard": await session.receive()}
+    await asyncio.sleep(3600)
